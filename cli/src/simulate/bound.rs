@@ -11,6 +11,11 @@ const WHOLE: u64 = 100_000_000;
 
 const FORM: &str = "write a share of 0% to 100%, as 0.5% or POLICY=0.1%, with at most six decimals";
 
+const NO_KEY: &str = "no request has a key for it, so that there is nothing to judge";
+
+/// What the store of a replay may have done.
+pub(super) const FULL: &str = "a store was full and may have forgotten counts: give it more --keys";
+
 /// An argument of `--max-refused`.
 #[derive(Clone, Debug)]
 pub(super) struct Bound {
@@ -102,9 +107,7 @@ impl Bound {
             return Err(self.wrong("--path leaves all lines out"));
         }
         if judged == 0 {
-            return Err(
-                self.wrong("no request has a key for it, so that there is nothing to judge")
-            );
+            return Err(self.wrong(NO_KEY));
         }
         let unreadable = lines.unreadable + lines.loose;
         let lines = lines.read - lines.filtered - lines.left_out;
@@ -121,9 +124,7 @@ impl Bound {
         let most = u64::try_from(most).unwrap_or(u64::MAX);
         // A store that forgets counts refuses too few, so a broken bound is broken all the same.
         if tally.full && refused <= most {
-            return Err(
-                self.wrong("a store was full and may have forgotten counts: give it more --keys")
-            );
+            return Err(self.wrong(FULL));
         }
         Ok(Verdict {
             policy: self.policy.clone(),

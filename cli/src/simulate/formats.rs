@@ -9,6 +9,9 @@ use serde::Deserialize;
 use super::pattern::{Misfit, Pattern, compiled};
 use crate::{Error, Result};
 
+/// The name of a server's own string.
+pub(super) const OWN: &str = "your string";
+
 /// The fields that each role may be found in.
 pub(super) type Roles = BTreeMap<String, Vec<String>>;
 
@@ -95,7 +98,7 @@ impl Format {
         let text = text.replace("\\\"", "\"").replace("\\t", "\t");
         let (text, mut own) = (text.trim(), text.trim().to_owned());
         let mut format = Self {
-            name: "your string".into(),
+            name: OWN.into(),
             roles: DATA.roles.clone(),
             ..Self::default()
         };

@@ -3,7 +3,7 @@
 use regex::bytes::{CaptureLocations, Regex};
 use serde_json::Value;
 
-use super::formats::Format;
+use super::formats::{Format, OWN};
 use super::options::SimulateArgs;
 use super::prefix::bare;
 use super::record::Record;
@@ -128,7 +128,10 @@ impl<'a> Reader<'a> {
         place: (usize, u64),
         trial: bool,
     ) -> Result<Read, Read> {
-        let line = bare(line);
+        // Your string may begin as a prefix does.
+        let is_own = self.format.name == OWN;
+        let fits = is_own && self.tries.iter().any(|it| it.0.is_match(line));
+        let line = if fits { line.into() } else { bare(line) };
         if self.format.fields.is_some() && line.starts_with(b"#") {
             if line.starts_with(b"#Fields:") {
                 let pattern = self.format.compile(&String::from_utf8_lossy(&line));

@@ -1,5 +1,6 @@
 //! The outcome as sentences and [`Section`]s, which the text and the page of `--report` share.
 
+use super::bound::FULL;
 use super::result::Outcome;
 use crate::text::{grouped, rfc3339, short_date};
 use crate::{BAD, Cell, PLAIN, Table, WARN};
@@ -44,8 +45,7 @@ pub(super) fn summary(outcome: &Outcome) -> (String, Vec<String>) {
         }
     }
     if tally.full {
-        notes
-            .push("a store was full and may have forgotten counts: give it more --keys".to_owned());
+        notes.push(FULL.to_owned());
     }
     notes.extend(outcome.notes.iter().cloned());
     (first, notes)

@@ -10,10 +10,11 @@ use super::stamp;
 use super::stamp::{Clock, Stamp};
 
 /// The roles of times, and what they mean.
-const TIMES: [(&str, &str); 4] = [
+const TIMES: [(&str, &str); 5] = [
     ("begin", "when a request came"),
     ("end", "when a request ended"),
     ("logged", "when a request came (Apache) or ended (nginx)"),
+    ("stated", "as the log says"),
     ("shipped", "perhaps only when the line was shipped"),
 ];
 

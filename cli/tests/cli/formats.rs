@@ -290,8 +290,12 @@ fn each_format_decides_as_a_brute_force_over_the_same_requests() {
                 words.starts_with(&format!("{name}, by ")),
                 "{name}: {words}"
             );
-            let when = if is_end { "ended" } else { "came" };
-            assert!(words.contains(&format!("when a request {when}")), "{words}");
+            let when = match name {
+                "json" => "as the log says",
+                _ if is_end => "when a request ended",
+                _ => "when a request came",
+            };
+            assert!(words.contains(when), "{words}");
             let expected = admitted(&hits, is_end, form.contains("{user}"));
             let decisions = std::fs::read_to_string(tool.folder().join("d.jsonl")).unwrap();
             let decisions = decisions
@@ -428,4 +432,121 @@ fn a_field_added_removed_or_exchanged_never_gives_a_verdict_about_another_field(
         }
     }
     assert!(changes > 500, "{changes}");
+}
+
+/// Lines as the documentation of servers has them, with the client.
+const DOCUMENTED: &[(&str, &str, &str)] = &[
+    (
+        "common",
+        "127.0.0.1",
+        r#"127.0.0.1 - frank [10/Oct/2000:13:55:36 -0700] "GET /apache_pb.gif HTTP/1.0" 200 2326"#,
+    ),
+    (
+        "combined",
+        "127.0.0.1",
+        r#"127.0.0.1 - frank [10/Oct/2000:13:55:36 -0700] "GET /apache_pb.gif HTTP/1.0" 200 2326 "http://www.example.com/start.html" "Mozilla/4.08 [en] (Win98; I ;Nav)""#,
+    ),
+    (
+        "combined",
+        "172.31.24.3",
+        r#"172.31.24.3 - - [23/Jul/2015:00:21:20 +0000] "GET / HTTP/1.1" 200 11 "-" "curl/7.22.0 (x86_64-pc-linux-gnu) libcurl/7.22.0""#,
+    ),
+    (
+        "combined",
+        "203.0.113.9",
+        r#"203.0.113.9 - - [23/Jul/2015:00:21:20 +0000] "\x16\x03\x01\x00" 400 0 "-" "-""#,
+    ),
+    (
+        "alb",
+        "192.168.131.39",
+        r#"http 2018-07-02T22:23:00.186641Z app/my-loadbalancer/50dc6c495c0c9188 192.168.131.39:2817 10.0.0.1:80 0.000 0.001 0.000 200 200 34 366 "GET http://www.example.com:80/ HTTP/1.1" "curl/7.46.0" - - arn:aws:elasticloadbalancing:us-east-2:123456789012:targetgroup/my-targets/73e2d6bc24d8a067 "Root=1-58337262-36d228ad5d99923122bbe354" "-" "-" 0 2018-07-02T22:22:48.364000Z "forward" "-" "-" "10.0.0.1:80" "200" "-" "-" TID_1234abcd5678ef90 "-" "-" "-""#,
+    ),
+    (
+        "alb",
+        "10.0.0.140",
+        r#"ws 2018-07-02T22:23:00.186641Z app/my-loadbalancer/50dc6c495c0c9188 10.0.0.140:40914 10.0.1.192:8010 0.001 0.003 0.000 101 101 218 587 "GET http://10.0.0.30:80/ HTTP/1.1" "-" - - arn:aws:elasticloadbalancing:us-east-2:123456789012:targetgroup/my-targets/73e2d6bc24d8a067 "Root=1-58337364-23a8c76965a2ef7629b185e3" "-" "-" 1 2018-07-02T22:22:48.364000Z "forward" "-" "-" "10.0.1.192:8010" "101" "-" "-""#,
+    ),
+    (
+        "alb",
+        "192.168.131.39",
+        r#"http 2018-07-02T22:23:00.186641Z app/my-loadbalancer/50dc6c495c0c9188 192.168.131.39:2817 - 0.000 0.001 0.000 502 - 34 366 "GET http://www.example.com:80/ HTTP/1.1" "curl/7.46.0" - - arn:aws:x "Root=1-58337364" "-" "-" 0 2018-07-02T22:22:48.364000Z "forward" "-" "LambdaInvalidResponse" "-" "-" "-" "-" TID_1234abcd5678ef90"#,
+    ),
+    (
+        "cloudfront",
+        "192.0.2.100",
+        "2019-12-04\t21:02:31\tLAX1\t392\t192.0.2.100\tGET\td111111abcdef8.cloudfront.net\t/index.html\t200\t-\tMozilla/5.0%20(Windows%20NT%2010.0;%20Win64;%20x64)\t-\t-\tHit\tSOX4xwn4XV6Q4rgb7XiVGOHms_BGlTAC4KyHmureZmBNrjGdRLiNIQ==\td111111abcdef8.cloudfront.net\thttps\t23\t0.001\t-\tTLSv1.2\tECDHE-RSA-AES128-GCM-SHA256\tHit\tHTTP/2.0\t-\t-\t11040\t0.001\tHit\ttext/html\t78\t-\t-",
+    ),
+    (
+        "haproxy",
+        "10.0.1.2",
+        r#"Feb  6 12:14:14 localhost haproxy[14389]: 10.0.1.2:33317 [06/Feb/2009:12:14:14.655] http-in static/srv1 10/0/30/69/109 200 2750 - - ---- 1/1/1/1/0 0/0 {1wt.eu} {} "GET /index.html HTTP/1.1""#,
+    ),
+    (
+        "haproxy",
+        "127.0.0.1",
+        r#"haproxy[18113]: 127.0.0.1:34548 [15/Oct/2003:15:19:06.103] px-http px-http/<NOSRV> -1/-1/-1/-1/+50001 408 +2750 - - cR-- 2/2/2/0/+2 0/0 """#,
+    ),
+    (
+        "envoy",
+        "10.0.35.28",
+        r#"[2016-04-15T20:17:00.310Z] "POST /api/v1/locations HTTP/2" 204 - 154 0 226 100 "10.0.35.28" "nsq2http" "cc21d9b0-cf5c-432b-8c7e-98aeb7988cd2" "locations" "tcp://10.0.2.1:80""#,
+    ),
+    (
+        "envoy",
+        "127.0.0.1",
+        r#"[2020-11-25T21:26:18.409Z] "GET /status/418 HTTP/1.1" 418 - via_upstream - "-" 0 135 3 1 "-" "curl/7.73.0-DEV" "84961386-6d84-929d-98bd-c5aee93b5c88" "httpbin:8000" "127.0.0.1:80" inbound|8000|| 127.0.0.1:41854 10.44.1.27:80 127.0.0.1:37652 outbound_.8000_._.httpbin.foo.svc.cluster.local default"#,
+    ),
+    (
+        "envoy",
+        "10.0.1.38",
+        r#"{"downstream_remote_address":"10.0.1.38:35842","path":"/status/418","duration":"2","response_code":"418","start_time":"2020-12-08T03:24:22.162Z","method":"GET","x_forwarded_for":"-"}"#,
+    ),
+    (
+        "traefik",
+        "203.0.113.7",
+        r#"203.0.113.7 - - [29/Jun/2026:10:00:01 +0000] "GET / HTTP/1.1" 200 12 "-" "curl/8" 7 "web@docker" "http://10.0.0.9:80" 3ms"#,
+    ),
+    (
+        "caddy",
+        "127.0.0.1",
+        r#"{"level":"info","ts":1646861401.5241024,"logger":"http.log.access","msg":"handled request","request":{"remote_ip":"127.0.0.1","remote_port":"41342","client_ip":"127.0.0.1","proto":"HTTP/2.0","method":"GET","host":"localhost","uri":"/","headers":{"User-Agent":["curl/7.82.0"]}},"bytes_read":0,"user_id":"","duration":0.000929675,"size":10900,"status":200}"#,
+    ),
+    (
+        "fastify",
+        "127.0.0.1",
+        r#"{"level":30,"time":1650464206557,"pid":83317,"hostname":"a","reqId":"req-1","req":{"method":"GET","url":"/","hostname":"localhost:8080","remoteAddress":"127.0.0.1","remotePort":44616},"msg":"incoming request"}"#,
+    ),
+    (
+        "ingress-nginx",
+        "10.44.0.1",
+        r#"10.44.0.1 - [203.0.113.7] - - [29/Jun/2026:10:00:01 +0000] "GET / HTTP/1.1" 200 612 "-" "curl/8" 78 0.001 [default-web-80] 10.44.0.9:80 612 0.001 200"#,
+    ),
+];
+
+#[test]
+fn lines_of_the_documentation_of_servers_are_read_by_their_format() {
+    for (name, client, line) in DOCUMENTED {
+        let (said, _) = said("ip = '0/1m'", line, &["--json"]);
+        let outcome = outcome(&said);
+        assert_eq!(
+            outcome["hardest_hit"][0]["identity"],
+            format!("ip={client}"),
+            "{line}"
+        );
+        let words = outcome["formats"][0].as_str().unwrap();
+        assert!(
+            words.starts_with(&format!("{name}, by ")),
+            "{words}: {line}"
+        );
+    }
+    let text = |line: &str| format!("203.0.113.7 | 29/Jun/2026:10:00:01 +0000 | {line}");
+    let (said, _) = said(
+        "ip = '0/1m'",
+        &text("200"),
+        &["--format", "$remote_addr | $time_local | $status", "--json"],
+    );
+    assert_eq!(
+        outcome(&said)["hardest_hit"][0]["identity"],
+        "ip=203.0.113.7"
+    );
 }
