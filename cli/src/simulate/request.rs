@@ -174,9 +174,6 @@ impl Mapping {
             }
             return Some(last.to_vec());
         };
-        if others.is_empty() && address(last).is_none() {
-            return Some(last.to_vec());
-        }
         let mut head = http::Request::new(()).into_parts().0;
         head.extensions.insert(SocketAddr::new(address(last)?, 0));
         let header = HeaderValue::from_bytes(&values.join(&b","[..])).ok()?;
@@ -202,15 +199,14 @@ impl Mapping {
 
 /// A member of a list, without the brackets around the list. W3C logs write a blank as `+` or `%20`.
 fn bare(member: &[u8]) -> &[u8] {
-    let member = member.trim_ascii();
-    let member = member
-        .strip_prefix(b"%20")
-        .or(member.strip_prefix(b"+"))
-        .unwrap_or(member);
+    let mut member = member.trim_ascii();
+    while let [b' ' | b'+' | b'(', rest @ ..] | [rest @ .., b' ' | b')'] = member {
+        member = rest;
+    }
     match member {
-        [b'(', rest @ ..] | [rest @ .., b')'] if !rest.is_empty() => bare(rest),
-        [b'[', rest @ ..] if !rest.contains(&b']') => bare(rest),
-        [rest @ .., b']'] if !rest.contains(&b'[') => bare(rest),
+        [b'%', b'2', b'0', rest @ ..] => rest,
+        [b'[', rest @ ..] if !rest.contains(&b']') => rest,
+        [rest @ .., b']'] if !rest.contains(&b'[') => rest,
         member => member,
     }
 }

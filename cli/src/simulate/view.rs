@@ -122,8 +122,9 @@ impl Choice {
 
     /// Whether this value is a list of addresses, as proxies forward it. Other fields may have commas as well.
     pub(super) fn is_list(&self, value: &[u8]) -> bool {
-        let is_own = || self.role.is_empty() && value.contains(&b',');
-        self.role == "ip" || (is_own() && record::ends_in_address(value))
+        let is_list = value.iter().any(|byte| b",()".contains(byte));
+        let is_own = || self.role.is_empty() && record::ends_in_address(value);
+        is_list && (self.role == "ip" || is_own())
     }
 
     /// Whether the value is unlike others in such a field, and how.
