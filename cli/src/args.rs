@@ -42,10 +42,7 @@ You name the server on the command line, or else in environment variables
 Results go to stdout, messages to stderr. There are no colours in a pipe, or
 if NO_COLOR is set.";
 
-const COMPLETIONS_EXAMPLES: &str = "\
-Examples:
-  source <(sluicegate completions bash)   # in ~/.bashrc
-  sluicegate completions fish > ~/.config/fish/completions/sluicegate.fish";
+const COMPLETIONS_EXAMPLES: &str = include_str!("help/completions.txt");
 
 /// See, explain and rehearse the limits of sluicegate.
 #[derive(Parser)]

@@ -18,40 +18,9 @@ use super::scan::{DEFAULT_LOAD, Scan, of_home};
 use super::text::{date_time, millis};
 use super::{BAD, BOLD, Error, Output, Result, Settings, confirm, hints, published, server, text};
 
-const EXAMPLES: &str = "\
-Examples:
-  sluicegate block ip=203.0.113.7 --for 2h --reason 'scrapes prices'
-  sluicegate block user=alice user=bob --until 2026-12-01T08:00:00+01:00
-  sluicegate block header:x-api-key=- --forever < key.txt
-  sluicegate block -f abusers.txt --for 1d
+const EXAMPLES: &str = include_str!("help/block.txt");
 
-From its next request on, every replica denies the identity, if its limiter
-enforces blocks, as limiters do by default. If there are two blocks, the later
-end is in force: to shorten a block, unblock first. Times without an offset are
-UTC.
-
-The tool checks all identities before it blocks the first, and warns you if
-nothing is stored for one, or if no published policy for its kind enforces
-blocks. If all keys have other prefixes, it blocks nothing without --force.
-
-Rights: those of the service (GET, SET, EVALSHA, EVAL and TIME); for the
-warnings also SCAN, DBSIZE, ZRANGE and HGETALL.";
-
-const UNBLOCK_EXAMPLES: &str = "\
-Examples:
-  sluicegate unblock ip=203.0.113.7
-  sluicegate unblock -f abusers.txt
-  sluicegate unblock --all
-
-Ends every block and ban of the identity for all replicas at once, and forgets
-its strikes and its ban level. The counts stay: `sluicegate reset` deletes them.
---all asks first, and scans all keys of the server like `blocks --scan`.
-
-Exit codes: 0 done, 1 an identity was not blocked (its strikes are forgotten in
-any case), or you said no.
-
-Rights: those of the service (GET, DEL, EVALSHA, EVAL and TIME); with --all,
-or to say why an identity was not blocked, also SCAN and DBSIZE.";
+const UNBLOCK_EXAMPLES: &str = include_str!("help/unblock.txt");
 
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]

@@ -12,18 +12,7 @@ use super::scan::{DEFAULT_LOAD, Scan, Share};
 use super::text::{date_time, span};
 use super::{Output, Result, Settings, Table, hints, server};
 
-const EXAMPLES: &str = "\
-Examples:
-  sluicegate blocks
-  sluicegate blocks --by pause
-  sluicegate blocks --json | jq -r '.blocks[].identity'
-
-The tool shows a secret as its hash, and reads the blocks from an index. --scan
-finds those of services without the right to write to the index: it scans all
-keys of the server, slowly enough that other clients do not notice.
-
-Rights: GET of the keys `PREFIX:*`, TIME and ZSCAN; with --scan SCAN and DBSIZE
-instead of ZSCAN. Nothing is written.";
+const EXAMPLES: &str = include_str!("help/blocks.txt");
 
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]

@@ -12,21 +12,7 @@ use super::identity::IdentityArgs;
 use super::text::{grouped, millis, printable, span};
 use super::{BOLD, Cell, Error, Output, Result, Settings, Table, hints, policies_file, server};
 
-const EXAMPLES: &str = "\
-Examples:
-  sluicegate contributors account=acme --policy api --policies policies.toml
-  sluicegate contributors account=acme --policy api --window 1h
-  sluicegate contributors account=acme --policy api --window 1d@fixed --json
-
-Only limits with named contributors (`Charge::with_contributor`, or
-`contributors` of the layer) have any. Of several rules, the longest window
-counts; that of a bucket is the time of a full refill: 10m for 600+1/1s@bucket.
-Units are never too high, and at most those of the next column.
-
-Exit codes: 0 done, 1 no contributors are known.
-
-Rights: TIME and ZRANGE; to say why there are none, also GET, SCAN and DBSIZE.
-Nothing is written.";
+const EXAMPLES: &str = include_str!("help/contributors.txt");
 
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]

@@ -11,17 +11,7 @@ use super::identity::Identity;
 use super::text::printable;
 use super::{Error, Output, Result, Settings, identity, server};
 
-const EXAMPLES: &str = "\
-Examples:
-  sluicegate hash header:x-user=alice
-  sluicegate hash header:x-user=- < users.txt
-  sluicegate hash header:x-user=- --find '#5877c54e…' < users.txt
-
-Prints the stored form of an identity and its value; with - as the value, one
-line for each line of stdin. With --find, prints only the values with a hash
-that other verbs have listed. The hashes depend on the secret of the service.
-
-Exit codes: 0 done, 1 no value has the hash of a --find.";
+const EXAMPLES: &str = include_str!("help/hash.txt");
 
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]

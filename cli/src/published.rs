@@ -18,19 +18,7 @@ use super::{Error, Output, Result, Settings, Table, hints, policies_file, server
 /// A process publishes its policies every five minutes. A definition that is older than this is not in use.
 const IN_USE_MS: u64 = 15 * 60_000;
 
-const EXAMPLES: &str = "\
-Examples:
-  sluicegate policies
-  sluicegate policies --json | jq -r '.policies[].policy'
-
-Services publish their policies in the store, a few seconds after the first use.
-If one process uses several definitions of a name, they are plans, and
-`inspect`, `explain` and `top` use all of them. Otherwise processes differ, as
-for 15 minutes after a deploy, and these verbs use the newest.
-
-Exit codes: 0 done, 1 nothing is published.
-
-Rights: HGETALL of the keys `PREFIX:*`, and TIME. Nothing is written.";
+const EXAMPLES: &str = include_str!("help/policies.txt");
 
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]

@@ -12,22 +12,7 @@ use super::reading::ReadArgs;
 use super::report::Report;
 use super::{Error, Output, Result, Settings, confirm, server};
 
-const EXAMPLES: &str = "\
-Examples:
-  sluicegate reset user=alice --policy api   asks first
-  sluicegate reset user=alice --policies policies.toml --yes
-  sluicegate reset user=alice                published policies; asks first
-
-Deletes counts under the policies that you name, or of the file, or else of
-those that services publish. Without any of these, the tool scans all keys. It
-names other policies with counts that it has seen. With its next request the
-identity starts again from zero, for all replicas. You cannot undo this. A block
-or a ban stays: `sluicegate unblock` ends it.
-
-Exit codes: 0 done, 1 there was nothing to delete, or you said no.
-
-Rights: those of the service (GET, DEL, EVALSHA, EVAL and TIME); HGETALL for
-published policies; SCAN and DBSIZE without these, and for leftovers.";
+const EXAMPLES: &str = include_str!("help/reset.txt");
 
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]

@@ -149,6 +149,13 @@ pub(crate) fn printable(bytes: &[u8]) -> String {
     text.chars().map(shown).collect()
 }
 
+/// The start of a line from a stranger.
+pub(crate) fn start(line: &[u8]) -> String {
+    // Cut the line before converting it: it may have 64 KiB.
+    let text = printable(&line[..line.len().min(200)]);
+    text.chars().take(100).collect()
+}
+
 /// An identity in the form of the tool's arguments.
 pub(crate) fn identity(key: &Key) -> String {
     format!("{}={}", key.kind(), printable(key.value()))

@@ -11,20 +11,7 @@ use super::reading::{ReadArgs, Reader};
 use super::text::date_time;
 use super::{DIM, Error, Output, Result, Settings, server, text};
 
-const EXAMPLES: &str = "\
-Examples:
-  sluicegate watch user=alice --policies policies.toml
-  sluicegate watch user=alice --policy api --interval 200ms | tee alice.log
-  sluicegate watch user=alice --json | jq -c '.policies[].rules[].used'
-
-At a terminal, the tool redraws the page at each interval. In a pipe, it prints
-one line for each change, with the time of the server's clock in UTC, or one
-JSON document like `inspect`, without denials. Stop with Ctrl-C.
-
-If you name no policies and give no file, the tool looks for policies once, at
-the start.
-
-Rights: as for `inspect`. Nothing is written.";
+const EXAMPLES: &str = include_str!("help/watch.txt");
 
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]

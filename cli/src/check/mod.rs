@@ -12,18 +12,7 @@ use super::policies_file::PoliciesFile;
 use super::text::Position;
 use super::{BAD, BOLD, DIM, GOOD, Output, Result, WARN, policies_file, text};
 
-const EXAMPLES: &str = "\
-Examples:
-  sluicegate check policies.toml
-  sluicegate check policies.toml --strict       in CI: warnings also fail
-  sluicegate check policies.toml --cost 50      the maximum cost of a request
-  sluicegate check policies.toml --json | jq -r '.errors[].message'
-
-The file is TOML, or JSON if its name ends in .json: a map from policies'
-names to their rules, alone or as the table `policies` of a larger file.
-
-Exit codes: 0 no errors, 1 errors (with --strict also warnings), 2 the tool
-cannot read the file. Notes never fail.";
+const EXAMPLES: &str = include_str!("../help/check.txt");
 
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]

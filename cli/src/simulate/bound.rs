@@ -11,6 +11,11 @@ const WHOLE: u64 = 100_000_000;
 
 const FORM: &str = "write a share of 0% to 100%, as 0.5% or POLICY=0.1%, with at most six decimals";
 
+const NO_KEY: &str = "no request has a key for it, so that there is nothing to judge";
+
+/// What the store of a replay may have done.
+pub(super) const FULL: &str = "a store was full and may have forgotten counts: give it more --keys";
+
 /// An argument of `--max-refused`.
 #[derive(Clone, Debug)]
 pub(super) struct Bound {
@@ -97,15 +102,18 @@ impl Bound {
             Some(own) => (own.requests, own.requests, own.refused),
             None => (all, all - tally.unlimited, tally.refused),
         };
-        if judged == 0 {
-            return Err(
-                self.wrong("no request has a key for it, so that there is nothing to judge")
-            );
+        let lines = &outcome.lines;
+        if lines.filtered > 0 && all == 0 {
+            return Err(self.wrong("--path leaves all lines out"));
         }
-        let lines = outcome.lines.read - outcome.lines.filtered;
+        if judged == 0 {
+            return Err(self.wrong(NO_KEY));
+        }
+        let unreadable = lines.unreadable + lines.loose;
+        let lines = lines.read - lines.filtered - lines.left_out;
+        let judged = judged.saturating_sub(outcome.lines.loose);
         if u128::from(judged) * 10 < u128::from(lines) * 9 {
-            let unreadable = outcome.lines.unreadable;
-            let keyless = lines - unreadable - judged;
+            let keyless = lines.saturating_sub(unreadable + judged);
             return Err(self.wrong(&format!(
                 "a verdict needs nine tenths of the lines: of {lines}, {unreadable} cannot be read, and {keyless} have no \
                  key for it"
@@ -116,9 +124,7 @@ impl Bound {
         let most = u64::try_from(most).unwrap_or(u64::MAX);
         // A store that forgets counts refuses too few, so a broken bound is broken all the same.
         if tally.full && refused <= most {
-            return Err(
-                self.wrong("a store was full and may have forgotten counts: give it more --keys")
-            );
+            return Err(self.wrong(FULL));
         }
         Ok(Verdict {
             policy: self.policy.clone(),

@@ -21,29 +21,19 @@ pub(super) enum Job {
 
 /// All jobs. Each has its own store.
 pub(super) fn jobs(mapping: &Mapping, args: &SimulateArgs) -> Result<Vec<Job>> {
-    let policies = &mapping.policies;
-    let tally = Tally::new(policies.clone(), args.capacity(), args.decisions.as_deref())?;
+    let (policies, capacity) = (&mapping.policies, args.capacity());
+    let tally = Tally::new(policies.clone(), capacity, args.decisions.as_deref())?;
     let mut jobs = vec![Job::Tally(Box::new(tally))];
     for (index, mapped) in policies.iter().enumerate() {
         let shadow = mapped.policy.is_shadow().then_some(index);
         for (rule_index, rule) in mapped.policy.rules().iter().enumerate() {
             let place = mapped.first_rule + rule_index;
             let peak = vec![replay::peak(mapped, rule).map_err(Error::usage)?];
-            jobs.push(Job::Other(Other::new(
-                peak,
-                args.capacity(),
-                (place, None),
-                None,
-            )?));
+            jobs.push(Job::Other(Other::new(peak, capacity, (place, None), None)?));
             for limit in other_limits(rule.limit(), &args.factors) {
                 let changed = replay::with_limit(policies, index, rule_index, limit);
-                let (changed, limit) = (changed.map_err(Error::usage)?, Some(limit));
-                jobs.push(Job::Other(Other::new(
-                    changed,
-                    args.capacity(),
-                    (place, limit),
-                    shadow,
-                )?));
+                let (changed, place) = (changed.map_err(Error::usage)?, (place, Some(limit)));
+                jobs.push(Job::Other(Other::new(changed, capacity, place, shadow)?));
             }
         }
     }

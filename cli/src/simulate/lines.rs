@@ -10,6 +10,9 @@ use crate::{Error, Result};
 /// No server accepts a request that leads to a longer line.
 const MAX_LINE: usize = 64 << 10;
 
+/// The number of bytes to choose a format by.
+const HEAD: u64 = 1 << 20;
+
 const BUFFER: usize = 128 << 10;
 
 /// Some editors write this at the start of UTF-8.
@@ -19,6 +22,8 @@ pub(super) struct Lines {
     reader: Box<dyn BufRead>,
     line: Vec<u8>,
     number: u64,
+    /// The first bytes, by which a format is chosen.
+    head: Vec<u8>,
 }
 
 /// One line, or the reason why there is none.
@@ -46,7 +51,7 @@ impl Lines {
 
     pub(super) fn new(raw: impl Read + 'static) -> io::Result<Self> {
         let mut reader = BufReader::with_capacity(BUFFER, raw);
-        let reader: Box<dyn BufRead> = match reader.fill_buf()? {
+        let mut reader: Box<dyn BufRead> = match reader.fill_buf()? {
             #[cfg(feature = "gzip")]
             [0x1f, 0x8b, ..] => {
                 let unpacked = flate2::bufread::MultiGzDecoder::new(reader);
@@ -59,11 +64,24 @@ impl Lines {
             [0xfd, b'7', b'z', b'X', b'Z', ..] => return Err(packed_by("xz")),
             _ => Box::new(reader),
         };
+        let mut head = Vec::new();
+        reader.by_ref().take(HEAD).read_to_end(&mut head)?;
         Ok(Self {
-            reader,
+            reader: Box::new(io::Cursor::new(head.clone()).chain(reader)),
             line: Vec::new(),
             number: 0,
+            head,
         })
+    }
+
+    /// The first lines that are not empty, without one that may be cut.
+    pub(super) fn sample(&self, most: usize) -> Vec<&[u8]> {
+        let end = self.head.iter().rposition(|byte| *byte == b'\n');
+        let is_cut = self.head.len() as u64 == HEAD;
+        let whole = &self.head[..end.filter(|_| is_cut).unwrap_or(self.head.len())];
+        let lines = whole.strip_prefix(BYTE_ORDER_MARK).unwrap_or(whole);
+        let lines = lines.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii);
+        lines.filter(|line| !line.is_empty()).take(most).collect()
     }
 
     /// The next line and its number, counted from 1.
@@ -137,8 +155,7 @@ mod tests {
         let raw = [packed(b"one\ntw"), packed(b"o\n")].concat();
         assert_eq!(lengths(raw.clone()), [Some(3), Some(3)]);
         let followed = [&raw[..], &[0, 0, 7]].concat();
-        let mut lines = Lines::new(io::Cursor::new(followed)).unwrap();
-        assert!((0..3).any(|_| lines.next().is_err()));
+        assert!(Lines::new(io::Cursor::new(followed)).is_err());
         assert_eq!(lengths(Vec::new()), []);
     }
 
@@ -154,6 +171,6 @@ mod tests {
     fn what_was_packed_badly_is_an_error() {
         let mut raw = packed(&[b'x'; 1_000]);
         raw.truncate(20);
-        assert!(Lines::new(io::Cursor::new(raw)).unwrap().next().is_err());
+        assert!(Lines::new(io::Cursor::new(raw)).is_err());
     }
 }

@@ -2,17 +2,25 @@
 //!
 //! ```text
 //! files ──▶ lines ──▶ records ──▶ requests ──▶ order ──▶ batches ──▶ jobs.rs, on several threads: the policies as they
-//! lines.rs            record.rs   request.rs   order.rs              are, with other limits, without limits
+//! lines.rs            reader.rs   request.rs   order.rs              are, with other limits, without limits
 //! ```
+//!
+//! A format (`formats.rs`, of `formats.toml`) has a pattern of text or names of JSON; `view.rs` finds the fields in it that
+//! are replayed. `choose.rs` chooses a format by the first lines, which `prefix.rs` has freed from what collectors add.
 
 mod bound;
+mod choose;
 mod decisions;
+mod formats;
 mod jobs;
 mod lines;
 mod options;
 mod order;
 mod others;
+mod pattern;
 mod plot;
+mod prefix;
+mod reader;
 mod reading;
 mod record;
 mod replay;
@@ -20,9 +28,11 @@ mod report;
 mod request;
 mod result;
 mod sections;
+mod signs;
 mod stamp;
 mod tally;
 mod timeline;
+mod view;
 mod write;
 
 use std::fs;
@@ -53,21 +63,15 @@ pub(crate) fn run(args: &SimulateArgs, settings: &Settings, output: &mut Output)
         let file = fs::OpenOptions::new().append(true).create(true).open(path);
         file.map_err(|error| Error::file(path, &error))?;
     }
-    let mut reading = Reading::open(args, &mapping)?;
-    let jobs = jobs::jobs(&mapping, args)?;
+    let mut reading = Reading::open(args, mapping)?;
+    let jobs = jobs::jobs(&reading.mapping, args)?;
     let jobs = jobs::run(jobs, |send| reading.read(send))?;
     reading.report();
-    if mapping.is_guessed.get() {
-        warn(
-            "of several addresses in a field, the first is taken for the client, which a client can write: \
-             name your proxies with --trusted-proxies CIDR,…",
-        );
-    }
     let counts = &reading.counts;
-    if counts.read > 0 && counts.unreadable == counts.read {
+    if counts.read > 0 && counts.unreadable + counts.left_out == counts.read {
         return Err(Error::usage("no line can be read: nothing was replayed"));
     }
-    let mut outcome = Outcome::new(&mapping, jobs, reading.counts, args.number)?;
+    let mut outcome = Outcome::new(reading, jobs, args.number)?;
     let mistyped = outcome.policies.iter().find(|policy| policy.is_mistyped());
     if let Some(policy) = mistyped.filter(|_| outcome.tally.requests > 0) {
         let (name, key) = (&policy.name, &policy.key);

@@ -11,29 +11,9 @@ use super::bound;
 use super::bound::Bound;
 use crate::{Error, text};
 
-const EXAMPLES: &str = "\
-Examples:
-  sluicegate simulate policies.toml access.log
-  sluicegate simulate policies.toml access.log.1 access.log.2.gz --key user
-  zcat app.log.gz | sluicegate simulate policies.toml - --key api=customer.id
-  sluicegate simulate policies.toml access.log --report report.html
-  sluicegate simulate policies.toml access.log --max-refused 0.5%
+const EXAMPLES: &str = include_str!("../help/simulate.txt");
 
-Logs are Common, Combined, or a JSON object on each line. The tool unpacks gzip,
-and merges several files by time. Fields are ip, user, method, path, status,
-referer, agent, extra1 (the field behind the agent) and so on, or for JSON any
-name or path with dots: request.remote_ip. A policy with the name `user` limits
-by user, any other by ip, unless you use --key. A policy does not limit lines
-without its field. The client of a list of addresses, as in X-Forwarded-For, is
-the one that ForwardedIp finds with --trusted-proxies, or else the first.
-
-The tool decides all policies of a line together, like the middleware. Each
-request costs 1. Times of whole seconds are spread over the second. Concurrency
-rules are left out: a log does not say when responses ended.
-
-Exit codes: 0 done, 1 more requests are refused than a --max-refused allows,
-2 the tool cannot use a file or an argument, or fewer than nine tenths of the
-lines can be judged.";
+const FACTORS: &str = "0.5,0.8,1.25,2";
 
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
@@ -53,30 +33,24 @@ pub(crate) struct SimulateArgs {
     #[arg(long, value_name = "[POLICY=]FIELD")]
     pub(super) key: Vec<String>,
 
-    /// The networks of your proxies, to find the client in a list of addresses [default: the client is the first]
+    /// The networks of your proxies, to find the client in a list of addresses [default: the client is the last]
     #[arg(long, value_name = "CIDR,…", value_delimiter = ',')]
     pub(super) trusted_proxies: Vec<Cidr>,
 
-    /// The field of the time in JSON logs [default: time, ts, timestamp and others]
-    #[arg(
-        long,
-        value_name = "FIELD",
-        default_value = "time",
-        hide_default_value = true
-    )]
-    pub(super) time: String,
+    /// The format: a name, or nginx's log_format or Apache's LogFormat [default: the one that fits the first lines]
+    #[arg(long, value_name = "NAME|STRING")]
+    pub(super) format: Option<String>,
+
+    /// The field of the time [default: when a request came, as far as the format says]
+    #[arg(long, value_name = "FIELD")]
+    pub(super) time: Option<String>,
 
     /// Replay only requests with a path that begins with this
     #[arg(long, value_name = "PREFIX")]
     pub(super) path: Option<String>,
 
     /// Other limits to replay, as multiples of each limit
-    #[arg(
-        long,
-        value_name = "LIST",
-        value_delimiter = ',',
-        default_value = "0.5,0.8,1.25,2"
-    )]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = FACTORS)]
     pub(super) factors: Vec<f64>,
 
     /// The share of requests that may be refused, SHARE of all or POLICY=SHARE of a policy's; else exit code 1

@@ -80,39 +80,28 @@ impl<'a> Plot<'a> {
             "<div class=\"scroll\"><svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\">\n{shapes}"
         );
         let step = self.most.div_ceil(4);
-        for count in (0..=4)
-            .map(|it| it * step)
-            .filter(|count| *count <= self.most)
-        {
+        let counts = (0..=4).map(|it| it * step);
+        for count in counts.filter(|count| *count <= self.most) {
             let (y, count) = (self.y(count), grouped(count));
             svg += &format!("<path class=\"axis\" d=\"M{LEFT} {y}H{WIDTH}\"/>");
-            svg += &format!(
-                "<text x=\"{}\" y=\"{}\" text-anchor=\"end\">{count}</text>\n",
-                LEFT - 6,
-                y + 5
-            );
+            let (x, y) = (LEFT - 6, y + 5);
+            svg += &format!("<text x=\"{x}\" y=\"{y}\" text-anchor=\"end\">{count}</text>\n");
         }
         let OverTime { seconds, spans } = self.over_time;
         let whole = seconds * spans.len() as u64;
-        let between = ROUND
-            .iter()
-            .find(|between| whole / **between <= TIMES)
-            .unwrap_or(&31_536_000);
+        let mut between = ROUND.iter().filter(|it| whole / **it <= TIMES);
+        let between = between.next().unwrap_or(&31_536_000);
         let format = match (whole, seconds) {
             (172_800.., 86_400..) => "%Y-%m-%d",
             (172_800.., _) => "%d %b %H:%M",
             (_, 60..) => "%H:%M",
             _ => "%H:%M:%S",
         };
-        for (at, span) in (0..)
-            .zip(spans)
-            .filter(|(_, span)| span.from.is_multiple_of(*between))
-        {
+        let labelled = (0..).zip(spans);
+        for (at, span) in labelled.filter(|(_, it)| it.from.is_multiple_of(*between)) {
             let (x, time) = (self.x(at), formatted(span.from * 1_000, format));
-            svg += &format!(
-                "<text x=\"{x}\" y=\"{}\" text-anchor=\"middle\">{time}</text>\n",
-                BOTTOM + 20
-            );
+            let y = BOTTOM + 20;
+            svg += &format!("<text x=\"{x}\" y=\"{y}\" text-anchor=\"middle\">{time}</text>\n");
         }
         svg + "</svg></div>\n"
     }

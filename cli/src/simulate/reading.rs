@@ -2,18 +2,24 @@
 
 use serde::Serialize;
 
+use super::choose::choose;
 use super::lines::{Line, Lines};
 use super::options::SimulateArgs;
 use super::order::Order;
-use super::record::{Field, Record};
+use super::reader::{Read, Reader};
 use super::request::{Mapping, Request};
 use crate::{Error, Result, text};
 
 /// The number of requests that a thread receives at once.
 const BATCH: usize = 2_048;
 
+/// The number of lines that a format is chosen by.
+const SAMPLE: usize = 1_000;
+
 /// The maximum number of unreadable lines to show.
 const SHOWN: usize = 5;
+
+const TOO_LONG: &str = "the line is longer than 64 KiB";
 
 /// The number of lines, by their fate.
 #[derive(Default, Serialize)]
@@ -24,6 +30,10 @@ pub(super) struct Counts {
     /// The lines that are later than --reorder allows, and that are replayed in the first second to come.
     pub(super) late: u64,
     pub(super) unreadable: u64,
+    /// The lines about something else than a request, or of one that has another line.
+    pub(super) left_out: u64,
+    /// The lines with blanks in the name of a user.
+    pub(super) loose: u64,
     /// The first unreadable lines, each with its place and the problem.
     #[serde(skip)]
     shown: Vec<String>,
@@ -32,32 +42,45 @@ pub(super) struct Counts {
 /// The logs to read.
 pub(super) struct Reading<'a> {
     args: &'a SimulateArgs,
-    mapping: &'a Mapping,
-    time: Field,
-    path: Field,
-    logs: Vec<Log>,
+    pub(super) mapping: Mapping,
+    logs: Vec<Log<'a>>,
     pub(super) counts: Counts,
+    /// Each format, with its time in words and with what to know about it.
+    pub(super) formats: Vec<(String, Option<String>)>,
 }
 
-struct Log {
+struct Log<'a> {
     lines: Lines,
+    reader: Reader<'a>,
     /// `None` after the last request.
     next: Option<Request>,
 }
 
 impl<'a> Reading<'a> {
-    pub(super) fn open(args: &'a SimulateArgs, mapping: &'a Mapping) -> Result<Self> {
-        let logs = args.logs.iter().map(|path| {
-            let (lines, next) = (Lines::open(path)?, None);
-            Ok(Log { lines, next })
-        });
+    pub(super) fn open(args: &'a SimulateArgs, mut mapping: Mapping) -> Result<Self> {
+        let (mut logs, mut formats) = (Vec::new(), Vec::new());
+        for path in &args.logs {
+            let lines = Lines::open(path)?;
+            let reader = choose(path, &lines.sample(SAMPLE), &mut mapping, args)?;
+            let words = format!("{}, by {}", reader.format.name, reader.words);
+            let format = (words, reader.format.note.clone());
+            if !(reader.words.is_empty() || formats.contains(&format)) {
+                formats.push(format);
+            }
+            let next = None;
+            logs.push(Log {
+                lines,
+                reader,
+                next,
+            });
+        }
+        let counts = Counts::default();
         Ok(Self {
             args,
             mapping,
-            time: Field::new(&args.time),
-            path: Field::new("path"),
-            logs: logs.collect::<Result<_>>()?,
-            counts: Counts::default(),
+            logs,
+            counts,
+            formats,
         })
     }
 
@@ -96,48 +119,35 @@ impl<'a> Reading<'a> {
 
     /// Reads one more request of a log.
     fn next(&mut self, at: usize) -> Result<Option<Request>> {
-        let log = &mut self.logs[at];
-        let (prefix, field) = (&self.args.path, &self.path);
-        let is_chosen = |record: &Record<'_>| {
-            let value = record.get(field).unwrap_or_default();
-            prefix
-                .as_ref()
-                .is_none_or(|prefix| value.starts_with(prefix.as_bytes()))
-        };
-        let path = &self.args.logs[at];
+        let (log, path) = (&mut self.logs[at], &self.args.logs[at]);
         loop {
-            let (number, line) = log
-                .lines
-                .next()
-                .map_err(|error| Error::file(path, &error))?;
-            let line = match line {
+            let next = log.lines.next();
+            let (number, line) = next.map_err(|error| Error::file(path, &error))?;
+            let (line, read) = match line {
                 Line::End => return Ok(None),
-                Line::TooLong => Err((&b""[..], "the line is longer than 64 KiB")),
+                Line::TooLong => (&b""[..], Err(Read::Unreadable(TOO_LONG.into()))),
                 Line::Text(line) if line.trim_ascii().is_empty() => continue,
-                Line::Text(line) => Ok(line),
+                Line::Text(line) => {
+                    let place = (at, number);
+                    (line, log.reader.read(line, &mut self.mapping, place, false))
+                }
             };
-            self.counts.read += 1;
-            let read = line.and_then(|line| {
-                let record = Record::read(line).map_err(|why| (line, why))?;
-                let stamp = record.stamp(&self.time).map_err(|why| (line, why))?;
-                Ok((record, stamp))
-            });
-            match read {
-                Ok((record, _)) if !is_chosen(&record) => {
-                    self.counts.filtered += 1;
+            let counts = &mut self.counts;
+            counts.read += 1;
+            match read.unwrap_or_else(|other| other) {
+                Read::Request(request, is_loose) => {
+                    counts.loose += u64::from(is_loose);
+                    return Ok(Some(request));
                 }
-                Ok((record, stamp)) => {
-                    return Ok(Some(self.mapping.request(&record, stamp, at, number)));
-                }
-                Err((line, why)) => {
-                    self.counts.unreadable += 1;
-                    if self.counts.shown.len() < SHOWN {
-                        // Cut the line before converting it: it may have 64 KiB.
-                        let text = text::printable(&line[..line.len().min(200)]);
-                        let short: String = text.chars().take(100).collect();
-                        let file = path.display();
-                        let shown = format!("{file}:{number}: {why}: {short}");
-                        self.counts.shown.push(shown);
+                Read::Filtered => counts.filtered += 1,
+                Read::LeftOut => counts.left_out += 1,
+                Read::Unreadable(why) => {
+                    counts.unreadable += 1;
+                    if counts.shown.len() < SHOWN {
+                        let (file, short) = (path.display(), text::start(line));
+                        counts
+                            .shown
+                            .push(format!("{file}:{number}: {why}: {short}"));
                     }
                 }
             }

@@ -6,15 +6,7 @@ use super::result::Outcome;
 use super::sections::{sections, span, summary};
 use crate::table::escaped;
 
-const HEAD: &str = "<!doctype html>
-<html lang=\"en\">
-<head>
-<meta charset=\"utf-8\">
-<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">
-<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">
-<title>sluicegate simulate</title>
-<style>
-";
+const HEAD: &str = include_str!("report.html");
 
 /// Returns the page.
 pub(super) fn page(outcome: &Outcome) -> String {
@@ -25,7 +17,7 @@ pub(super) fn page(outcome: &Outcome) -> String {
     let (first, notes) = summary(outcome);
     page += &format!("<h1>{first}</h1>\n");
     for note in notes {
-        page += &format!("<p>{note}</p>\n");
+        page += &format!("<p>{}</p>\n", escaped(&note));
     }
     let length = span(outcome.over_time.seconds);
     page += &format!(

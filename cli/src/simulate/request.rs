@@ -1,14 +1,15 @@
 //! [`Request`]: the part of a log line that is replayed; [`Mapping`]: the key that each policy limits.
 
-use std::cell::Cell;
 use std::net::SocketAddr;
 
 use http::HeaderValue;
 use sluicegate::extract::{Cidr, TrustedProxies};
 use sluicegate::{ForwardedIp, Key, PeerIp, Policy};
 
-use super::record::{Field, Record, address, is_empty};
+use super::record::{Record, address, is_nobody};
+use super::signs::Sign;
 use super::stamp::Stamp;
+use super::view::View;
 use crate::identity::leaked;
 use crate::{Error, Result};
 
@@ -30,12 +31,12 @@ pub(super) struct Request {
 /// The policies, and the field that distinguishes clients for each of them.
 pub(super) struct Mapping {
     pub(super) policies: Vec<Mapped>,
-    fields: Vec<(Field, &'static str)>,
+    fields: Vec<(String, &'static str)>,
     ipv6_prefix: u8,
     /// Finds the client in a list of addresses; `None` without trusted proxies.
     proxies: Option<ForwardedIp>,
-    /// Whether the first of several addresses was taken for the client.
-    pub(super) is_guessed: Cell<bool>,
+    /// What the values of each field look like.
+    signs: Vec<Sign>,
 }
 
 #[derive(Clone)]
@@ -58,45 +59,42 @@ impl Mapping {
             fields: Vec::new(),
             ipv6_prefix,
             proxies: None,
-            is_guessed: Cell::new(false),
+            signs: Vec::new(),
         };
         // Check all arguments first: one with a mistyped name would have no effect.
         for key in keys {
-            if let Some((name, field)) = key.split_once('=') {
-                if !policies.iter().any(|policy| policy.name() == name) {
-                    return Err(Error::usage(format_args!(
-                        "--key {key}: no policy `{name}` is replayed"
-                    )));
-                }
-                if field.is_empty() {
-                    return Err(Error::usage(format_args!(
-                        "--key {key}: write POLICY=FIELD"
-                    )));
-                }
-            }
+            let Some((name, field)) = key.split_once('=') else {
+                continue;
+            };
+            let problem = match policies.iter().any(|policy| policy.name() == name) {
+                true if !field.is_empty() => continue,
+                true => "write POLICY=FIELD".to_owned(),
+                false => format!("no policy `{name}` is replayed"),
+            };
+            return Err(Error::usage(format_args!("--key {key}: {problem}")));
         }
-        let own = |policy: &str| {
-            keys.iter()
-                .rev()
-                .find_map(|key| key.strip_prefix(policy)?.strip_prefix('='))
-        };
+        let last = || keys.iter().rev();
+        let own = |policy: &str| last().find_map(|key| key.strip_prefix(policy)?.strip_prefix('='));
         // The last argument wins.
-        let all = keys.iter().rev().find(|key| !key.contains('='));
+        let all = last().find(|key| !key.contains('='));
         let mut first_rule = 0;
         for policy in policies {
             let named = own(policy.name()).or(all.map(String::as_str));
-            let field = named.unwrap_or(match policy.name() {
-                "user" => "user",
-                _ => "ip",
-            });
-            let mapped = Mapped {
-                policy: policy.clone(),
-                key: mapping.field(field),
-                is_named: named.is_some(),
-                first_rule,
+            let default = if policy.name() == "user" {
+                "user"
+            } else {
+                "ip"
             };
-            mapping.policies.push(mapped);
-            first_rule += policy.rules().len();
+            let key = mapping.field(named.unwrap_or(default));
+            let rules = policy.rules().len();
+            let (policy, is_named) = (policy.clone(), named.is_some());
+            mapping.policies.push(Mapped {
+                policy,
+                key,
+                is_named,
+                first_rule,
+            });
+            first_rule += rules;
         }
         Ok(mapping)
     }
@@ -109,56 +107,75 @@ impl Mapping {
     }
 
     fn field(&mut self, name: &str) -> usize {
-        let known = self
-            .fields
-            .iter()
-            .position(|(field, _)| field.name() == name);
+        let known = self.names().position(|field| field == name);
         known.unwrap_or_else(|| {
-            self.fields.push((Field::new(name), leaked(name)));
+            self.fields.push((name.to_owned(), leaked(name)));
+            self.signs.push(Sign::default());
             self.fields.len() - 1
         })
     }
 
+    /// The names of the fields.
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        self.fields.iter().map(|(field, _)| field.as_str())
+    }
+
     /// The name of a field.
     pub(super) fn name(&self, field: usize) -> &str {
-        self.fields[field].0.name()
+        &self.fields[field].0
+    }
+
+    /// Forgets what the values look like.
+    pub(super) fn forget(&mut self) {
+        self.signs.fill_with(Sign::default);
+    }
+
+    /// What to know about the values before you trust a verdict.
+    pub(super) fn notes(&self) -> Vec<String> {
+        let signs = self.names().zip(&self.signs);
+        signs.flat_map(|(field, sign)| sign.notes(field)).collect()
     }
 
     pub(super) fn request(
-        &self,
+        &mut self,
         record: &Record<'_>,
+        view: &View,
         stamp: Stamp,
-        file: usize,
-        line: u64,
+        (file, line): (usize, u64),
     ) -> Request {
-        let keys = self.fields.iter().map(|(field, kind)| {
-            let mut value = record.get(field)?;
-            if field.is_list(&value) {
-                value = self.client(&value)?.into();
+        let keys = view.keys.iter().enumerate().map(|(at, choice)| {
+            let mut value = choice.value(record)?;
+            if choice.is_list(&value) {
+                value = self.client(&value, at)?.into();
             }
-            Some(self.key(kind, &value[..value.len().min(MAX_VALUE)]))
+            let key = self.key(self.fields[at].1, &value[..value.len().min(MAX_VALUE)]);
+            self.signs[at].count(&key, choice.oddity(&value));
+            Some(key)
         });
+        let (keys, Stamp { ms, is_whole }) = (keys.collect(), stamp);
         Request {
-            ms: stamp.ms,
-            is_whole: stamp.is_whole,
+            ms,
+            is_whole,
             file,
             line,
-            keys: keys.collect(),
+            keys,
         }
     }
 
-    /// The client in a list of addresses: the first, or the one that [`ForwardedIp`] finds if the last is the peer's.
-    fn client(&self, list: &[u8]) -> Option<Vec<u8>> {
-        let values = list.split(|byte| *byte == b',').map(<[u8]>::trim_ascii);
-        let values: Vec<&[u8]> = values.filter(|value| !is_empty(value)).collect();
+    /// The client in a list of addresses whose last is the peer: the one that [`ForwardedIp`] finds, or the peer.
+    fn client(&mut self, list: &[u8], field: usize) -> Option<Vec<u8>> {
+        let values = list.split(|byte| *byte == b',').map(bare);
+        let values: Vec<&[u8]> = values.filter(|value| !is_nobody(value)).collect();
+        let (last, others) = values.split_last()?;
         let Some(proxies) = &self.proxies else {
-            self.is_guessed
-                .set(values.len() > 1 || self.is_guessed.get());
-            return values.first().map(|first| first.to_vec());
+            let same = |other: &&[u8]| other == last || address(other) == address(last);
+            if !others.iter().all(same) {
+                self.signs[field].lists += 1;
+            }
+            return Some(last.to_vec());
         };
         let mut head = http::Request::new(()).into_parts().0;
-        let peer = address(values.last()?)?;
-        head.extensions.insert(SocketAddr::new(peer, 0));
+        head.extensions.insert(SocketAddr::new(address(last)?, 0));
         let header = HeaderValue::from_bytes(&values.join(&b","[..])).ok()?;
         head.headers.insert("x-forwarded-for", header);
         Some(proxies.address(&head).ok()?.to_string().into_bytes())
@@ -177,6 +194,20 @@ impl Mapping {
             }
             _ => Key::new(kind, value),
         }
+    }
+}
+
+/// A member of a list, without the brackets around the list. W3C logs write a blank as `+` or `%20`.
+fn bare(member: &[u8]) -> &[u8] {
+    let mut member = member.trim_ascii();
+    while let [b' ' | b'+' | b'(', rest @ ..] | [rest @ .., b' ' | b')'] = member {
+        member = rest;
+    }
+    match member {
+        [b'%', b'2', b'0', rest @ ..] => rest,
+        [b'[', rest @ ..] if !rest.contains(&b']') => rest,
+        [rest @ .., b']'] if !rest.contains(&b'[') => rest,
+        member => member,
     }
 }
 

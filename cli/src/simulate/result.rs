@@ -6,9 +6,8 @@ use serde_json::{Value, json};
 use super::bound::Verdict;
 use super::jobs::Job;
 use super::others::Other;
-use super::reading::Counts;
+use super::reading::{Counts, Reading};
 use super::replay::PEAK_FACTOR;
-use super::request::Mapping;
 use super::tally::{Hit, Tally};
 use super::timeline::OverTime;
 use crate::{Result, text};
@@ -18,6 +17,10 @@ const MOST_SPANS: u64 = 240;
 
 pub(super) struct Outcome {
     pub(super) tally: Box<Tally>,
+    /// The formats of the logs, each with its time.
+    pub(super) formats: Vec<String>,
+    /// What to know about the clients before you trust a verdict.
+    pub(super) notes: Vec<String>,
     pub(super) lines: Counts,
     pub(super) policies: Vec<PolicyOutcome>,
     pub(super) over_time: OverTime,
@@ -99,19 +102,13 @@ pub(super) struct OtherLimit {
 }
 
 impl Outcome {
-    pub(super) fn new(
-        mapping: &Mapping,
-        jobs: Vec<Job>,
-        lines: Counts,
-        top: usize,
-    ) -> Result<Self> {
+    pub(super) fn new(reading: Reading<'_>, jobs: Vec<Job>, top: usize) -> Result<Self> {
+        let mapping = &reading.mapping;
         let (mut tally, mut others) = (None, Vec::new());
-        for job in jobs {
-            match job {
-                Job::Tally(all) => tally = Some(all),
-                Job::Other(other) => others.push(other),
-            }
-        }
+        jobs.into_iter().for_each(|job| match job {
+            Job::Tally(all) => tally = Some(all),
+            Job::Other(other) => others.push(other),
+        });
         let Some(mut tally) = tally else {
             unreachable!("it was among the jobs");
         };
@@ -126,7 +123,10 @@ impl Outcome {
                 let others = others.iter().filter(|other| other.rule == place);
                 let (alone, others): (Vec<&Other>, Vec<&Other>) =
                     others.partition(|it| it.limit.is_none());
-                let limits = others.iter().filter_map(|it| Some((it.limit?, it.refused)));
+                let limits = others.iter().filter_map(|it| {
+                    let (limit, refused) = (it.limit?, it.refused);
+                    Some(OtherLimit { limit, refused })
+                });
                 let alone = alone.into_iter().filter(|peak| peak.refused == 0);
                 RuleOutcome {
                     rule: rule.to_string(),
@@ -134,9 +134,7 @@ impl Outcome {
                     alone: tally.rules[place].alone,
                     nobody_refused_at: alone.map(|peak| peak.peak).next(),
                     limit: rule.limit(),
-                    other_limits: limits
-                        .map(|(limit, refused)| OtherLimit { limit, refused })
-                        .collect(),
+                    other_limits: limits.collect(),
                 }
             });
             PolicyOutcome {
@@ -149,15 +147,17 @@ impl Outcome {
                 is_named: mapped.is_named,
             }
         });
-        let hits = tally
-            .hits
-            .iter()
-            .map(|(key, hit)| (text::identity(key), *hit));
+        let hits = tally.hits.iter();
+        let hits = hits.map(|(key, hit)| (text::identity(key), *hit));
         let mut hardest_hit: Vec<(String, Hit)> = hits.collect();
         hardest_hit.sort_by(|(one, a), (two, b)| b.refused.cmp(&a.refused).then(one.cmp(two)));
         hardest_hit.truncate(top);
+        let mut notes = mapping.notes();
+        notes.extend(reading.formats.iter().filter_map(|it| it.1.clone()));
         Ok(Self {
-            lines,
+            formats: reading.formats.iter().map(|it| it.0.clone()).collect(),
+            notes,
+            lines: reading.counts,
             policies: policies.collect(),
             over_time: tally.timeline.spans(MOST_SPANS, tally.rules.len()),
             hardest_hit,
@@ -180,7 +180,7 @@ impl Outcome {
             "unlimited": tally.unlimited, "from": time(tally.first_ms), "to": time(tally.last_ms),
             "lines": self.lines, "policies": self.policies, "over_time": self.over_time,
             "hardest_hit": hit.collect::<Vec<_>>(), "identities_refused": tally.hits.len(), "full": tally.full,
-            "verdicts": self.verdicts,
+            "verdicts": self.verdicts, "formats": self.formats, "notes": self.notes,
         })
     }
 

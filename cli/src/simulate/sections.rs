@@ -1,5 +1,6 @@
 //! The outcome as sentences and [`Section`]s, which the text and the page of `--report` share.
 
+use super::bound::FULL;
 use super::result::Outcome;
 use crate::text::{grouped, rfc3339, short_date};
 use crate::{BAD, Cell, PLAIN, Table, WARN};
@@ -15,24 +16,24 @@ pub(super) struct Section {
 /// The first sentence, and what to know about the numbers.
 pub(super) fn summary(outcome: &Outcome) -> (String, Vec<String>) {
     let (tally, lines) = (&outcome.tally, &outcome.lines);
-    let refused = format!(
-        "{} refused ({})",
-        grouped(tally.refused),
-        share(tally.refused, tally.requests)
-    );
-    let first = format!("{} requests, {refused}", grouped(tally.requests));
+    let [requests, refused] = [tally.requests, tally.refused].map(grouped);
+    let share = share(tally.refused, tally.requests);
+    let first = format!("{requests} requests, {refused} refused ({share})");
     let mut notes = Vec::new();
     if tally.requests > 0 {
-        notes.push(format!(
-            "from {} to {}",
-            rfc3339(tally.first_ms),
-            rfc3339(tally.last_ms)
-        ));
+        let [from, to] = [tally.first_ms, tally.last_ms].map(rfc3339);
+        notes.push(format!("from {from} to {to}"));
     }
+    notes.extend(outcome.formats.iter().map(|it| format!("read as {it}")));
     for (count, what) in [
         (tally.banned, "requests refused by a ban"),
         (lines.unreadable, "lines cannot be read"),
         (lines.filtered, "lines left out by --path"),
+        (
+            lines.left_out,
+            "lines left out: of other events, or a second line of a request",
+        ),
+        (lines.loose, "lines have blanks in the name of a user"),
         (
             lines.late,
             "lines out of order by more than --reorder, replayed later than logged",
@@ -44,10 +45,15 @@ pub(super) fn summary(outcome: &Outcome) -> (String, Vec<String>) {
         }
     }
     if tally.full {
-        notes
-            .push("a store was full and may have forgotten counts: give it more --keys".to_owned());
+        notes.push(FULL.to_owned());
     }
+    notes.extend(outcome.notes.iter().cloned());
     (first, notes)
+}
+
+/// A table with these titles.
+fn titled(titles: &'static str) -> Table {
+    Table::new(titles.split('|'))
 }
 
 /// The tables, without those that are empty.
@@ -62,50 +68,26 @@ pub(super) fn sections(outcome: &Outcome) -> Vec<Section> {
 }
 
 fn by_rule(outcome: &Outcome) -> Section {
-    let mut table = Table::new([
-        "policy",
-        "rule",
-        "requests",
-        "refused",
-        "alone",
-        "min. limit",
-    ]);
-    let most = outcome
-        .rules()
-        .map(|(_, rule)| rule.refused)
-        .max()
-        .unwrap_or(0);
+    let mut table = titled("policy|rule|requests|refused|alone|min. limit");
     // One scale for all bars, so that you can compare rules and bans.
-    let most = most.max(outcome.tally.banned);
+    let most = outcome.rules().map(|(_, rule)| rule.refused);
+    let most = most.fold(outcome.tally.banned, u64::max);
     for policy in &outcome.policies {
         let shadow = if policy.shadow { "shadow " } else { "" };
         let mut name = format!("{} ({shadow}by {})", policy.name, policy.key);
         for rule in &policy.rules {
-            let requests = if name.is_empty() {
-                "".into()
-            } else {
-                policy.requests.into()
-            };
-            table.row([
-                std::mem::take(&mut name).into(),
-                rule.rule.as_str().into(),
-                requests,
-                refusals(policy.shadow, rule.refused, most),
-                rule.alone.into(),
-                Cell::right(rule.min_limit()),
-            ]);
+            let is_first = !name.is_empty();
+            let requests = is_first.then(|| policy.requests.into());
+            let refused = refusals(policy.shadow, rule.refused, most);
+            let (requests, least) = (requests.unwrap_or("".into()), Cell::right(rule.min_limit()));
+            let (name, rule_name) = (std::mem::take(&mut name).into(), rule.rule.as_str().into());
+            table.row([name, rule_name, requests, refused, rule.alone.into(), least]);
         }
     }
     if outcome.tally.banned > 0 {
         let banned = refusals(false, outcome.tally.banned, most);
-        table.row([
-            "bans".into(),
-            "".into(),
-            "".into(),
-            banned,
-            "".into(),
-            "".into(),
-        ]);
+        let none = || Cell::from("");
+        table.row(["bans".into(), none(), none(), banned, none(), none()]);
     }
     Section {
         title: "Refusals by rule",
@@ -115,15 +97,7 @@ fn by_rule(outcome: &Outcome) -> Section {
 }
 
 fn other_limits(outcome: &Outcome) -> Section {
-    let titles = [
-        "policy",
-        "rule",
-        "if its limit were",
-        "refused",
-        "share",
-        "change",
-    ];
-    let mut table = Table::new(titles);
+    let mut table = titled("policy|rule|if its limit were|refused|share|change");
     let tally = &outcome.tally;
     let others = outcome.rules().flat_map(|(_, rule)| &rule.other_limits);
     let most = others.map(|other| other.refused).max();
@@ -135,19 +109,12 @@ fn other_limits(outcome: &Outcome) -> Section {
         };
         let mut names = [policy.name.as_str(), &rule.rule];
         for tried in rule.limits(now) {
-            let [policy_name, rule_name] = std::mem::take(&mut names);
-            table.row([
-                policy_name.into(),
-                rule_name.into(),
-                tried.limit.into(),
-                refusals(
-                    policy.shadow,
-                    tried.refused,
-                    most.unwrap_or(0).max(tally.refused),
-                ),
-                Cell::right(share(tried.refused, requests)),
-                Cell::right(rule.change(&tried, now)),
-            ]);
+            let [name, rule_name] = std::mem::take(&mut names).map(Cell::from);
+            let most = most.unwrap_or(0).max(tally.refused);
+            let refused = refusals(policy.shadow, tried.refused, most);
+            let share = Cell::right(share(tried.refused, requests));
+            let change = Cell::right(rule.change(&tried, now));
+            table.row([name, rule_name, tried.limit.into(), refused, share, change]);
         }
     }
     Section {
@@ -158,19 +125,13 @@ fn other_limits(outcome: &Outcome) -> Section {
 }
 
 fn hardest_hit(outcome: &Outcome) -> Section {
-    let mut table = Table::new(["identity", "refused", "share", "first", "last"]);
-    let most = outcome
-        .hardest_hit
-        .first()
-        .map_or(0, |(_, hit)| hit.refused);
+    let mut table = titled("identity|refused|share|first|last");
+    let most = outcome.hardest_hit.first().map_or(0, |it| it.1.refused);
     for (identity, hit) in &outcome.hardest_hit {
-        table.row([
-            identity.as_str().into(),
-            refusals(false, hit.refused, most),
-            Cell::right(share(hit.refused, outcome.tally.refused)),
-            short_date(hit.first_ms).into(),
-            short_date(hit.last_ms).into(),
-        ]);
+        let share = Cell::right(share(hit.refused, outcome.tally.refused));
+        let [first, last] = [hit.first_ms, hit.last_ms].map(|ms| Cell::from(short_date(ms)));
+        let refused = refusals(false, hit.refused, most);
+        table.row([identity.as_str().into(), refused, share, first, last]);
     }
     let note = match outcome.tally.hits.len() {
         1 => "; 1 identity was refused".to_owned(),

@@ -4,7 +4,6 @@ use std::str;
 
 use jiff::Timestamp;
 use jiff::fmt::strtime;
-use serde_json::Value;
 
 use crate::text::parse_date;
 
@@ -20,47 +19,71 @@ pub(super) struct Stamp {
     pub(super) is_whole: bool,
 }
 
+/// Reads times, of which many follow each other that are the same.
+#[derive(Default)]
+pub(super) struct Clock {
+    text: Vec<u8>,
+    stamp: Option<Stamp>,
+}
+
+impl Clock {
+    pub(super) fn read(&mut self, text: &[u8]) -> Option<Stamp> {
+        if self.text != text {
+            self.stamp = Stamp::read(text);
+            self.text.clear();
+            self.text.extend_from_slice(text);
+        }
+        self.stamp
+    }
+}
+
 impl Stamp {
     fn new(ms: i64, is_whole: bool) -> Option<Self> {
         let ms = u64::try_from(ms).ok().filter(|_| ms <= LATEST_MS)?;
         Some(Self { ms, is_whole })
     }
 
-    /// Reads `10/Oct/2000:13:55:36 -0700`, also with a fraction of the second.
-    pub(super) fn common(text: &[u8]) -> Option<Self> {
-        let text = str::from_utf8(text).ok()?;
-        let time = strtime::parse("%d/%b/%Y:%H:%M:%S%.f %z", text).ok()?;
-        Self::of(time.to_timestamp().ok()?, text)
+    /// The time when a request began that ended at this time. Of a whole second, the middle counts.
+    pub(super) fn before(self, duration_ms: u64) -> Self {
+        let Self { ms, is_whole } = self;
+        let ms = match is_whole {
+            true => (ms + 500).saturating_sub(duration_ms) / 1_000 * 1_000,
+            false => ms.saturating_sub(duration_ms),
+        };
+        Self { ms, is_whole }
+    }
+
+    /// Reads `10/Oct/2000:13:55:36 -0700`, also with a fraction of the second, and in UTC without an offset.
+    fn common(text: &[u8]) -> Option<Self> {
+        let text = str::from_utf8(text)
+            .ok()
+            .filter(|it| it.get(2..3) == Some("/"))?;
+        let form = "%d/%b/%Y:%H:%M:%S%.f %z";
+        let time =
+            strtime::parse(form, text).or_else(|_| strtime::parse(form, format!("{text} +0000")));
+        Self::of(time.ok()?.to_timestamp().ok()?, text)
     }
 
     fn of(time: Timestamp, text: &str) -> Option<Self> {
         Self::new(time.as_millisecond(), !text.contains(['.', ',']))
     }
 
-    /// Reads the times of JSON logs: RFC 3339, the form of the common log, or seconds (with a fraction), milli-, micro-
-    /// or nanoseconds since the Unix epoch. The size of a number decides its unit.
-    pub(super) fn json(value: &Value) -> Option<Self> {
-        match value {
-            Value::Number(number) => match number.as_i64() {
-                Some(whole) => Self::epoch(whole),
-                None => Self::seconds(number.as_f64()?),
-            },
-            Value::String(text) => Self::text(text.trim()),
-            _ => None,
+    /// Reads the form of the common log, RFC 3339, or seconds (with a fraction), milli-, micro- or nanoseconds since the
+    /// Unix epoch. The size of a number decides its unit.
+    pub(super) fn read(text: &[u8]) -> Option<Self> {
+        let text = text.trim_ascii();
+        if let Some(stamp) = Self::common(text) {
+            return Some(stamp);
         }
-    }
-
-    fn text(text: &str) -> Option<Self> {
+        let text = str::from_utf8(text).ok()?;
         if let Ok(whole) = text.parse() {
             return Self::epoch(whole);
         }
         if let Ok(seconds) = text.parse() {
             return Self::seconds(seconds);
         }
-        if let Some(time) = parse_date(text) {
-            return Self::of(time, text);
-        }
-        Self::common(text.trim_matches(['[', ']']).as_bytes())
+        // A date and a time of their own are two fields, between which may be a tab.
+        Self::of(parse_date(&text.replace('\t', " "))?, text)
     }
 
     fn epoch(number: i64) -> Option<Self> {
@@ -79,6 +102,30 @@ impl Stamp {
         (0.0..1e14).contains(&ms).then_some(())?;
         Self::new(ms as i64, false)
     }
+}
+
+/// Reads a duration in ms: a number of `unit`, or with its own unit, as `0.25`, `12ms` and `3 μs`.
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // the range is checked
+pub(super) fn duration(text: &[u8], unit: &str) -> Option<u64> {
+    let text = str::from_utf8(text).ok()?.trim();
+    let end = text.find(|char: char| !(char.is_ascii_digit() || char == '.'));
+    let (count, own) = text.split_at(end.unwrap_or(text.len()));
+    let unit = if own.trim().is_empty() {
+        unit
+    } else {
+        own.trim()
+    };
+    let units = [
+        ("s", 1e3),
+        ("ms", 1.0),
+        ("us", 1e-3),
+        ("µs", 1e-3),
+        ("μs", 1e-3),
+        ("ns", 1e-6),
+    ];
+    let (_, in_ms) = units.into_iter().find(|it| it.0 == unit)?;
+    let ms = count.parse::<f64>().ok()? * in_ms;
+    (ms < 1e12).then_some(ms.round() as u64)
 }
 
 #[cfg(test)]
@@ -102,7 +149,7 @@ mod tests {
             ("01/Jan/1970:00:00:00 +0100", None),
             ("31/Feb/2000:00:00:00 +0000", None),
             ("10/Okt/2000:13:55:36 -0700", None),
-            ("10/Oct/2000:13:55:36", None),
+            ("10/Oct/2000:20:55:36", Some((971_211_336_000, true))),
             ("10/Oct/2000:24:55:36 +0000", None),
             ("", None),
         ] {
@@ -132,8 +179,47 @@ mod tests {
             ("\"yesterday\"", None),
             ("null", None),
         ] {
-            let value = serde_json::from_str(json).unwrap();
-            assert_eq!(ms(Stamp::json(&value)), expected, "{json}");
+            let text = json.trim_matches('"');
+            assert_eq!(ms(Stamp::read(text.as_bytes())), expected, "{json}");
+        }
+    }
+
+    #[test]
+    fn a_request_began_its_duration_before_it_ended() {
+        for (text, lasted, began) in [
+            ("1000.250", 100, (1_000_150, false)),
+            // A whole second is anywhere in it: half of a second less is the same.
+            ("1000", 500, (1_000_000, true)),
+            ("1000", 501, (999_000, true)),
+            ("1000", 60_000, (940_000, true)),
+            ("1000", 2_000_000, (0, true)),
+        ] {
+            let stamp = Stamp::read(text.as_bytes()).unwrap();
+            assert_eq!(
+                ms(Some(stamp.before(lasted))),
+                Some(began),
+                "{text} {lasted}"
+            );
+        }
+    }
+
+    #[test]
+    fn durations_have_the_unit_of_their_field_or_their_own() {
+        for (text, unit, ms) in [
+            ("0.25", "s", Some(250)),
+            ("12", "ms", Some(12)),
+            ("1500", "us", Some(2)),
+            ("2500000", "ns", Some(3)),
+            ("12ms", "s", Some(12)),
+            ("0 ms", "s", Some(0)),
+            ("1.5 s", "ms", Some(1_500)),
+            ("900 \u{3bc}s", "s", Some(1)),
+            ("-", "s", None),
+            ("-1", "ms", None),
+            ("1 h", "s", None),
+            ("1e300", "s", None),
+        ] {
+            assert_eq!(duration(text.as_bytes(), unit), ms, "{text}");
         }
     }
 }

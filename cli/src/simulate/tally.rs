@@ -58,15 +58,11 @@ pub(super) struct Tally {
 }
 
 impl Tally {
-    pub(super) fn new(
-        policies: Vec<Mapped>,
-        capacity: usize,
-        decisions: Option<&Path>,
-    ) -> Result<Self> {
+    pub(super) fn new(policies: Vec<Mapped>, capacity: usize, to: Option<&Path>) -> Result<Self> {
         let rules = policies.iter().map(|it| it.policy.rules().len()).sum();
         Ok(Self {
             most_identities: capacity,
-            decisions: decisions.map(Decisions::create).transpose()?,
+            decisions: to.map(Decisions::create).transpose()?,
             requests: 0,
             refused: 0,
             banned: 0,

@@ -13,7 +13,8 @@ pub(super) fn write(outcome: &Outcome, output: &mut Output) -> Result<()> {
     let (first, notes) = summary(outcome);
     output.styled(if outcome.tally.refused > 0 { BAD } else { BOLD }, &first)?;
     for (at, note) in notes.iter().enumerate() {
-        output.styled(if at == 0 { DIM } else { WARN }, note)?;
+        let is_plain = at <= outcome.formats.len();
+        output.styled(if is_plain { DIM } else { WARN }, note)?;
     }
     if outcome.tally.requests == 0 {
         return Ok(());
@@ -36,9 +37,8 @@ fn chart(outcome: &Outcome, output: &mut Output) -> Result<()> {
     let over_time = outcome.tally.timeline.spans(SPANS, 0);
     let (most, length) = (over_time.most_requests().max(1), span(over_time.seconds));
     let title = format!("\n{BOLD}Over time{BOLD:#}");
-    output.line(format!(
-        "{title}, in spans of {length}: requests █, refused ▒"
-    ))?;
+    let note = format!(", in spans of {length}: requests █, refused ▒");
+    output.line(title + &note)?;
     for span in &over_time.spans {
         // Round up, so that a few requests still show a mark.
         let length = |count: u64| (count * BAR).div_ceil(most);
@@ -62,11 +62,7 @@ fn chart(outcome: &Outcome, output: &mut Output) -> Result<()> {
 fn verdicts(outcome: &Outcome, output: &mut Output) -> Result<()> {
     let mut lead = "\n";
     for it in &outcome.verdicts {
-        let (style, word) = if it.kept {
-            (GOOD, "kept")
-        } else {
-            (BAD, "broken")
-        };
+        let (style, word) = [(BAD, "broken"), (GOOD, "kept")][usize::from(it.kept)];
         let [refused, requests, most] = [it.refused, it.requests, it.most].map(grouped);
         let share = share(it.refused, it.requests);
         output.line(format!(

@@ -22,27 +22,7 @@ use super::{
     BAD, Cell, Error, Output, Result, Settings, Table, hints, policies_file, published, server,
 };
 
-const EXAMPLES: &str = "\
-Examples:
-  sluicegate top --denied                   most denied requests
-  sluicegate top --policies policies.toml   nearest to a limit
-  sluicegate top --policy api -n 50         most units
-  sluicegate top --policies policies.toml --sample 1% --load 1%
-  sluicegate top --json | jq -r '.top[].identity'
-
-Scans all keys of the server, or of each primary of a cluster, slowly enough for
---load: with the default, a million keys take three minutes.
-
-With the service's policies, the tool sorts by the used share of the fullest
-rule, and shows for how long a request with cost 1 would be denied. Without
-policies it sorts by units, since limits are not stored.
-
---denied lists the identities that the service denied most in the last minute
-and hour, including blocked identities, with the share of their requests.
---sample reads a random share of the keys, for shares and totals.
-
-Rights: GET of the keys `PREFIX:*`, SCAN, DBSIZE and TIME, and HGETALL for
-published policies; with --denied GET, ZRANGE and TIME. Nothing is written.";
+const EXAMPLES: &str = include_str!("../help/top.txt");
 
 /// A longer list is not a ranking.
 const MAX_ROWS: u16 = 1_000;

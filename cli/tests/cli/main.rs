@@ -11,6 +11,7 @@ mod contributors;
 mod denied;
 mod drift;
 mod explain;
+mod formats;
 mod guide;
 mod hash;
 mod identities;

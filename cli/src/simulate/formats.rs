@@ -1,0 +1,168 @@
+//! [`Format`]: the fields of a log, from `formats.toml` or from the string of a server.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::LazyLock;
+
+use regex::bytes::Regex;
+use serde::Deserialize;
+
+use super::pattern::{Misfit, Pattern, compiled};
+use crate::{Error, Result};
+
+/// The name of a server's own string.
+pub(super) const OWN: &str = "your string";
+
+/// The fields that each role may be found in.
+pub(super) type Roles = BTreeMap<String, Vec<String>>;
+
+#[derive(Deserialize)]
+struct Data {
+    prefix: String,
+    classes: Vec<[String; 2]>,
+    roles: Roles,
+    apache: BTreeMap<String, String>,
+    format: Vec<Format>,
+}
+
+static DATA: LazyLock<Data> = LazyLock::new(|| {
+    toml::from_str(include_str!("formats.toml")).unwrap_or_else(|error| unreachable!("{error}"))
+});
+
+/// What a collector writes in front of a line.
+pub(super) static PREFIX: LazyLock<Regex> = LazyLock::new(|| compiled(&DATA.prefix));
+
+/// The names of fields and their values.
+static CLASSES: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
+    let classes = DATA.classes.iter().map(|it| (compiled(&it[0]), &*it[1]));
+    classes.collect()
+});
+
+/// The format of a log: see `formats.toml`.
+#[derive(Clone, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Format {
+    pub(super) name: String,
+    lines: Vec<String>,
+    pub(super) needs: Option<Vec<String>>,
+    pub(super) other: Vec<String>,
+    pub(super) without: Vec<String>,
+    pub(super) pairs: bool,
+    pub(super) roles: Roles,
+    pub(super) note: Option<String>,
+    pub(super) fields: Option<String>,
+    /// The compiled lines.
+    #[serde(skip)]
+    pub(super) patterns: Vec<Pattern>,
+}
+
+impl Format {
+    /// All formats with a name, which some share.
+    pub(super) fn all() -> Vec<Self> {
+        let mut formats = DATA.format.clone();
+        for format in &mut formats {
+            let lines = std::mem::take(&mut format.lines);
+            let known = |line: &String| format.compile(line).ok();
+            format.patterns = lines.iter().filter_map(known).collect();
+            if format.roles.is_empty() {
+                format.roles.clone_from(&DATA.roles);
+            }
+        }
+        formats
+    }
+
+    pub(super) fn all_names() -> String {
+        let mut names: Vec<&str> = DATA.format.iter().map(|it| it.name.as_str()).collect();
+        names.dedup();
+        names.join(", ")
+    }
+
+    /// The names of the fields of text.
+    pub(super) fn own_names(&self) -> String {
+        let names: BTreeSet<&String> = self.patterns.iter().flat_map(|it| &it.names).collect();
+        names.into_iter().cloned().collect::<Vec<_>>().join(" ")
+    }
+
+    /// The formats of this name, or that of a server's own string.
+    pub(super) fn of(text: &str) -> Result<Vec<Self>> {
+        let mut named = Self::all();
+        named.retain(|it| it.name == text);
+        if !named.is_empty() {
+            return Ok(named);
+        }
+        if !text.contains(['$', '%']) {
+            let names = Self::all_names();
+            return Err(Error::usage(format_args!(
+                "--format {text}: write the string of your server, or one of {names}"
+            )));
+        }
+        let text = text.replace("\\\"", "\"").replace("\\t", "\t");
+        let (text, mut own) = (text.trim(), text.trim().to_owned());
+        let mut format = Self {
+            name: OWN.into(),
+            roles: DATA.roles.clone(),
+            ..Self::default()
+        };
+        let pattern = match text.contains('$') {
+            true => format.compile(text),
+            false => from_apache(text).and_then(|names| {
+                own = names;
+                format.compile(&own)
+            }),
+        };
+        format.patterns.push(pattern.map_err(|(at, problem)| {
+            let mark = " ".repeat(own[..at].chars().count());
+            Error::usage(format_args!("--format: {problem}\n  {own}\n  {mark}^"))
+        })?);
+        Ok(vec![format])
+    }
+
+    /// Compiles a string with `$names`, or the names in a line `#Fields`.
+    pub(super) fn compile(&self, line: &str) -> Result<Pattern, Misfit> {
+        let Some(names) = line.strip_prefix("#Fields:") else {
+            return Pattern::compile(line, class);
+        };
+        let names = names.split_whitespace().map(|name| format!("${{{name}}}"));
+        let delimiter = self.fields.as_deref().unwrap_or(" ");
+        let text = names.collect::<Vec<_>>().join(delimiter);
+        let time = format!("${{date}}{delimiter}${{time}}");
+        Pattern::compile(&text.replace(&time, "${date+time}"), class)
+    }
+}
+
+/// The values that a field of this name has in text.
+fn class(name: &str) -> &'static str {
+    let mut classes = CLASSES.iter();
+    let class = classes.find(|it| it.0.is_match(name.as_bytes()));
+    class.map_or("", |it| it.1)
+}
+
+/// The name of a field as it is, with `$`, or as Apache writes it.
+pub(super) fn own_name(name: &str) -> String {
+    match from_apache(name) {
+        Ok(own) if name.starts_with('%') => own.trim_matches(['$', '[', ']']).to_owned(),
+        _ => name.trim_start_matches('$').to_owned(),
+    }
+}
+
+/// Apache's LogFormat with `$names`.
+fn from_apache(text: &str) -> Result<String, Misfit> {
+    static DIRECTIVE: LazyLock<Regex> =
+        LazyLock::new(|| compiled(r"%[!,<>\d]*(%|U%q|(?:\{[^}]*\})?[A-Za-z])|%"));
+    let (mut names, mut end) = (String::new(), 0);
+    for found in DIRECTIVE.captures_iter(text.as_bytes()) {
+        let place = found.get_match().range();
+        let own = found.get(1).map_or("", |it| &text[it.range()]);
+        let known = |directive: &str| DATA.apache.get(&format!("%{directive}")).cloned();
+        let header = || {
+            let (name, letter) = own.strip_prefix('{')?.split_once('}')?;
+            let name = name.replace('-', "_");
+            let lower = name.to_lowercase();
+            Some(known(&format!("{{X}}{letter}"))? + if letter == "C" { &name } else { &lower })
+        };
+        let unknown = || (place.start, "this directive is unknown".to_owned());
+        names += &text[end..place.start];
+        names += &known(own).or_else(header).ok_or_else(unknown)?;
+        end = place.end;
+    }
+    Ok(names + &text[end..])
+}
