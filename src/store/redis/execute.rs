@@ -92,8 +92,8 @@ impl RedisStore {
         }
     }
 
-    /// The time of this process's clock.
-    pub(super) fn client_now_ms(&self) -> u64 {
+    /// The time of this process's clock, for the periods of a first ask.
+    fn client_now_ms(&self) -> u64 {
         self.clock.now_ms().unwrap_or_else(|| {
             let since = SystemTime::now().duration_since(UNIX_EPOCH);
             millis(since.unwrap_or_default())

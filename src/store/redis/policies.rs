@@ -20,6 +20,7 @@ use crate::{
         published::{PublishedPolicy, plain_label},
         rule::millis,
         slots::this_process,
+        key::Key,
     },
     store::StoreFuture,
 };
@@ -62,7 +63,7 @@ impl RedisStore {
         let store = self.clone();
         StoreFuture::pending(async move {
             let stored = store.published_fields().await?;
-            let now_ms = store.client_now_ms();
+            let now_ms = store.server_now_ms(Key::new("", "")).await?;
             let (mut over, mut held): (Vec<_>, Vec<_>) = stored
                 .into_iter()
                 .partition(|stored| stored.is_over(now_ms));

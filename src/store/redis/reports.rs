@@ -85,14 +85,18 @@ impl RedisStore {
         rankings.map_err(|error| store_error(&error))
     }
 
-    /// The time of the server that keeps the account. Uses a look at a key, which needs no other right than a check, and
-    /// which proxies pass on.
+    /// The time of the server that keeps the account.
     async fn now_ms(&self, account: &Account) -> Result<u64, StoreError> {
-        let look = match account {
-            Account::Contributors { policy, key } => Charge::new(policy, key.clone(), 0),
-            Account::Denials => Charge::new(Policy::of_look_ups(), Key::new("", ""), 0),
+        let key = match account {
+            Account::Contributors { key, .. } => key.clone(),
+            Account::Denials => Key::new("", ""),
         };
-        let decision = self.check_one_slot(&Check::new([look])?).await?;
+        self.server_now_ms(key).await
+    }
+
+    /// The time of the server that keeps this identity.
+    pub(super) async fn server_now_ms(&self, key: Key) -> Result<u64, StoreError> {
+        let decision = self.check_one_slot(&look(key)).await?;
         Ok(decision.usage().decided_at_ms())
     }
 
@@ -122,6 +126,11 @@ impl RedisStore {
         };
         account.member(label, key)
     }
+}
+
+/// A look at a key, whose answer has the server's time. It needs no other right than a check, and proxies pass it on.
+pub(super) fn look(key: Key) -> Check {
+    Check::of_one(Charge::new(Policy::of_look_ups(), key, 0))
 }
 
 /// The units of each label after the update, 0 if the full set dropped the label. The last part of the reply is the
