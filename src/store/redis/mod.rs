@@ -107,8 +107,8 @@ impl RedisStore {
     /// to turn sharing off.
     ///
     /// No operation waits for a timer. Calls grow with the backlog: each takes a part of the waiting charges, 1/4 with
-    /// four in flight, but at least 8 and at most 256 charges, or one operation with more. So a long round trip does
-    /// not limit the number of decided checks. Identical checks are decided together, and count once towards that size.
+    /// four in flight, but at least 8 and at most 256 charges, or one operation with more; eight slots count as one
+    /// charge. So a long round trip does not limit the number of decided checks. Identical checks are decided together, and count once towards that size.
     /// An error of one operation affects no other. A caller dropped before the call is sent is removed from it and not
     /// charged. If you start an operation after another was answered, it is executed after that one; two operations
     /// under way at the same time may be executed in either order. [On a cluster](deployment#cluster) the calls to each
