@@ -37,6 +37,9 @@ use crate::{
 /// How many identities can wait. Under an attack from many more, the rest are dropped and not counted.
 const MAX_WAITING: usize = 1_024;
 
+/// How many bytes their values can have: clients may choose them.
+const MAX_BYTES: usize = 1 << 20;
+
 /// How many identities are counted at the same time.
 const MAX_TOGETHER: u32 = 32;
 
@@ -52,6 +55,8 @@ pub(super) struct StrikeQueue {
 #[derive(Debug, Default)]
 struct Waiting {
     by_identity: HashMap<Key, Vec<Strikes>>,
+    /// The sum of the sizes of all values.
+    bytes: usize,
 }
 
 /// How often an identity was denied under one ban.
@@ -71,6 +76,8 @@ struct Strike<'a> {
     charge: &'a Charge,
     ban: Ban,
     rule: Rule,
+    /// 0 if a strike under another ban is counted in the same place.
+    count: u64,
 }
 
 impl StrikeQueue {
@@ -124,7 +131,10 @@ impl StrikeQueue {
 
     /// Forgets the strikes of an identity that were not counted yet.
     pub(super) fn forget(&self, key: &Key) {
-        self.lock().by_identity.remove(key);
+        let mut waiting = self.lock();
+        if waiting.by_identity.remove(key).is_some() {
+            waiting.bytes -= key.value().len();
+        }
     }
 
     /// Returns whether to start a task, if none is alive.
@@ -147,14 +157,14 @@ impl StrikeQueue {
             *task = None;
             return None;
         }
-        Some(mem::take(&mut waiting.by_identity))
+        Some(mem::take(&mut *waiting).by_identity)
     }
 }
 
 /// The identities that a denial strikes, and the ban of each strike. A missing slot is no strike: it means "not now".
 ///
-/// A denial is one strike, however many policies deny: bans that count in the same window share one strike, under the
-/// ban that sorts first.
+/// A denial is one strike, however many policies deny: bans over the same key and window share one counter in the store,
+/// so only the ban that sorts first counts it.
 fn struck(denial: &Denial) -> Vec<Strike<'_>> {
     let usage = denial.usage();
     let charges = usage.check().charges().iter().zip(usage.policies());
@@ -163,20 +173,23 @@ fn struck(denial: &Denial) -> Vec<Strike<'_>> {
         let rules = usage.rules().iter();
         let mut exceeded = rules.filter(|it| it.is_exceeded() && !it.rule().is_concurrency());
         let rule = exceeded.next()?.rule();
-        Some(Strike { charge, ban, rule })
+        Some(Strike {
+            charge,
+            ban,
+            rule,
+            count: 1,
+        })
     });
     let mut all: Vec<_> = all.collect();
     all.sort_by(|one, other| order(&one.ban).cmp(&order(&other.ban)));
     let mut struck: Vec<Strike<'_>> = Vec::new();
-    for strike in all {
+    for mut strike in all {
         let spec = Spec::of(&strike.ban.strikes());
-        let is_known = struck.iter().any(|known| {
+        let is_counted = struck.iter().any(|known| {
             known.charge.key() == strike.charge.key() && Spec::of(&known.ban.strikes()) == spec
         });
-        // Bans over the same key and window share one counter in the store, so count the denial only once.
-        if !is_known {
-            struck.push(strike);
-        }
+        strike.count = u64::from(!is_counted);
+        struck.push(strike);
     }
     struck
 }
@@ -188,21 +201,29 @@ fn order(ban: &Ban) -> (u64, Reverse<&[u64]>) {
 
 impl Waiting {
     fn add(&mut self, strike: Strike<'_>, denied_at_ms: u64) {
-        let Strike { charge, ban, rule } = strike;
-        let is_full = self.by_identity.len() >= MAX_WAITING;
-        if is_full && !self.by_identity.contains_key(charge.key()) {
-            return;
+        let Strike {
+            charge,
+            ban,
+            rule,
+            count,
+        } = strike;
+        if !self.by_identity.contains_key(charge.key()) {
+            let bytes = self.bytes + charge.key().value().len();
+            if self.by_identity.len() >= MAX_WAITING || bytes > MAX_BYTES {
+                return;
+            }
+            self.bytes = bytes;
         }
         let all = self.by_identity.entry(charge.key().clone()).or_default();
         if let Some(strikes) = all.iter_mut().find(|strikes| strikes.ban == ban) {
-            strikes.count += 1;
+            strikes.count += count;
             strikes.denied_at_ms = strikes.denied_at_ms.max(denied_at_ms);
         } else {
             all.push(Strikes {
                 ban,
                 policy: charge.policy().clone(),
                 rule,
-                count: 1,
+                count,
                 denied_at_ms,
             });
         }
@@ -248,12 +269,15 @@ impl Counting {
 /// next denial is a strike as well. Each call concerns one identity, because a proxy may keep two keys on two servers.
 ///
 /// The store bans only if the strikes are still there, so that an operator can unblock the identity between the calls.
-async fn count(caller: &Caller, refusals: &Refusals, key: Key, mut strikes: Vec<Strikes>) {
-    // Charge the first-sorting ban last: bans of one window share a counter, and that ban must see the sum.
-    strikes.sort_by(|one, other| order(&other.ban).cmp(&order(&one.ban)));
-    let checks = strikes.iter().map(|strikes| strikes.check(&key));
+async fn count(caller: &Caller, refusals: &Refusals, key: Key, strikes: Vec<Strikes>) {
+    let counts = strikes.iter().filter(|it| it.count > 0);
+    let counts = counts.map(|it| it.check(&key, it.count));
+    // Bans of one window share a counter: look at it when all are counted.
+    let looks = strikes.iter().filter(|_| strikes.len() > 1);
+    let checks = counts.chain(looks.map(|it| it.check(&key, 0)));
     let now = Instant::now();
-    let replies = call(caller, checks.collect()).await;
+    let mut replies = call(caller, checks.collect()).await;
+    let replies = replies.split_off(replies.len().saturating_sub(strikes.len()));
     let counted = strikes.iter().zip(replies);
     let banned = counted.filter_map(|(strikes, reply)| match reply {
         Some(Reply::Check(decision)) if strikes.reach_limit(&decision) => {
@@ -262,26 +286,40 @@ async fn count(caller: &Caller, refusals: &Refusals, key: Key, mut strikes: Vec<
         _ => None,
     });
     let mut banned: Vec<(&Strikes, u64)> = banned.collect();
-    if banned.is_empty() {
+    // A ban that grows goes up a level only if no longer ban is in place.
+    banned.sort_by_key(|(strikes, _)| Reverse((strikes.grows(), strikes.until())));
+    let Some(last) = banned.len().checked_sub(1) else {
         return;
-    }
-    // Longest ban first: making a ban deletes the strikes, so the store makes none of the shorter ones.
-    banned.sort_by_key(|(strikes, _)| Reverse(strikes.until()));
-    let bans = banned.iter().map(|(strikes, _)| Operation::Ban {
-        key: key.clone(),
-        strikes: strikes.ban.strikes(),
-        request: BlockRequest::ban(Until::At(strikes.until()), &strikes.policy, &strikes.rule),
-    });
-    let replies = call(caller, bans.collect()).await;
-    for ((strikes, now_ms), reply) in banned.iter().zip(replies) {
-        if let Some(Reply::Ban(Some(block))) = reply {
-            let left_ms = block
-                .until_ms()
-                .map(|until_ms| until_ms.saturating_sub(*now_ms));
-            refusals.note_made(&key, block, left_ms.map(Duration::from_millis), now);
-            let policy = &strikes.policy;
-            caller.events.report(|| Event::Ban { policy, block });
+    };
+    let bans = banned.iter().enumerate().map(|(place, (strikes, _))| {
+        let until = Until::At(strikes.until());
+        let request = BlockRequest::ban(until, &strikes.policy, &strikes.rule);
+        Operation::Ban {
+            key: key.clone(),
+            strikes: strikes.ban.strikes(),
+            // The other bans need the strikes too.
+            request: request.keep_strikes(place < last),
         }
+    });
+    let replies = call(caller, bans.collect()).await.into_iter();
+    let made = banned.iter().zip(replies).filter_map(|(ban, reply)| {
+        let Some(Reply::Ban(Some(block))) = reply else {
+            return None;
+        };
+        Some((ban, block))
+    });
+    // Each reply has the block in force: the first to have the last of them made it.
+    let made = made.reduce(|one, other| match one.1.or_later(other.1) == one.1 {
+        true => one,
+        false => other,
+    });
+    if let Some(((strikes, now_ms), block)) = made {
+        let left_ms = block
+            .until_ms()
+            .map(|until_ms| until_ms.saturating_sub(*now_ms));
+        refusals.note_made(&key, block, left_ms.map(Duration::from_millis), now);
+        let policy = &strikes.policy;
+        caller.events.report(|| Event::Ban { policy, block });
     }
 }
 
@@ -293,10 +331,10 @@ async fn call(caller: &Caller, operations: Vec<Operation>) -> Vec<Option<Reply>>
 }
 
 impl Strikes {
-    /// The charge of these strikes, capped at the limit: more would change nothing.
-    fn check(&self, key: &Key) -> Operation {
+    /// The charge of so many strikes, capped at the limit: more would change nothing.
+    fn check(&self, key: &Key, count: u64) -> Operation {
         let strikes = self.ban.strikes();
-        let count = self.count.min(strikes.limit());
+        let count = count.min(strikes.limit());
         let charge = Charge::new(&Policy::of_strikes(strikes), key.clone(), count);
         Operation::Check(Check::of_one(charge))
     }
@@ -310,6 +348,10 @@ impl Strikes {
             Decision::Denied(_) => true,
             Decision::Blocked(_) => false,
         }
+    }
+
+    fn grows(&self) -> bool {
+        self.ban.times_ms().len() > 1
     }
 
     /// The end of a first ban.
