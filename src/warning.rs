@@ -3,6 +3,8 @@
 //! Each warning is written once for each cause. None holds a key, or any other data from a client. Without the feature
 //! `tracing`, nothing is written.
 
+#[cfg(feature = "redis")]
+use std::sync::{Mutex, PoisonError};
 use std::{
     net::IpAddr,
     sync::atomic::{AtomicBool, Ordering::Relaxed},
@@ -326,6 +328,33 @@ pub(crate) fn runtime_not_driven() {
     );
 }
 
+/// Writes a server's own words, each once, and no more than a few different ones.
+#[cfg(feature = "redis")]
+pub(crate) fn unknown_reply(words: &str) {
+    static WRITTEN: Mutex<Vec<Box<str>>> = Mutex::new(Vec::new());
+    let mut written = WRITTEN.lock().unwrap_or_else(PoisonError::into_inner);
+    if written.len() == 8 || written.iter().any(|it| **it == *words) {
+        return;
+    }
+    written.push(words.into());
+    #[cfg(feature = "tracing")]
+    tracing::warn!(target: "sluicegate", words, "the Redis server answered with an error, in these words");
+}
+
+/// Warns of a server that evicts keys when its memory is full.
+#[cfg(feature = "redis")]
+pub(crate) fn evicts(policy: &str) {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(
+        target: "sluicegate",
+        policy,
+        "the Redis server evicts keys when its memory is full, so that counts and blocks can end too early and limits \
+         are lifted: set its `maxmemory-policy` to `noeviction`"
+    );
+    #[cfg(not(feature = "tracing"))]
+    let _ = policy;
+}
+
 /// Warns of an error of the store that changes no decision.
 fn of_store(error: &StoreError, message: &'static str) {
     #[cfg(feature = "tracing")]
@@ -334,6 +363,7 @@ fn of_store(error: &StoreError, message: &'static str) {
         kind = error.kind().as_str(),
         %error,
         code = error.code(),
+        cause = std::error::Error::source(error).map(ToString::to_string),
         "{message}"
     );
     #[cfg(not(feature = "tracing"))]

@@ -6,7 +6,7 @@ use redis::{RedisError, Value};
 
 use super::{
     RedisStore,
-    error::store_error,
+    error::{reply_error, store_error},
     transport::Transport,
     wire::{self, Call, Replies},
 };
@@ -84,7 +84,9 @@ impl RedisStore {
                 let operations = operations.as_ref().to_vec();
                 return store.unshared().call_by_key(operations).await;
             }
-            let replies = wire::read_replies(operations.as_ref(), &reply?);
+            let reply = reply?;
+            store.look_for_evictions();
+            let replies = wire::read_replies(operations.as_ref(), &reply);
             if replies.elsewhere.is_empty() {
                 return Ok(replies.results);
             }
@@ -133,9 +135,10 @@ async fn run(transport: &Transport, call: &Call, key: &[u8]) -> Result<Value, St
     let reply = transport.try_send(&call.by_hash(), key).await;
     let mut reply = reply.map_err(|error| store_error(&error).unsent())?;
     if reply.as_ref().is_err_and(is_unknown_script) {
-        reply = Box::pin(async { transport.send(&call.by_source(), key).await }).await;
+        let again = Box::pin(async { transport.try_send(&call.by_source(), key).await }).await;
+        reply = again.map_err(|error| store_error(&error).unsent())?;
     }
-    reply.map_err(|error| store_error(&error))
+    reply.map_err(|error| reply_error(&error))
 }
 
 /// Only this error proves that the script did not run.

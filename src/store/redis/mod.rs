@@ -1,7 +1,7 @@
 #![doc = include_str!("../../../docs/guide/redis.md")]
 #![doc = include_str!("../../../docs/guide/compatibility.md")]
 
-use std::sync::Arc;
+use std::sync::{Arc, atomic::AtomicBool};
 
 use redis::{RedisResult, Value};
 
@@ -19,6 +19,7 @@ pub mod deployment {
     #![doc = include_str!("../../../docs/guide/servers.md")]
 }
 mod error;
+mod evictions;
 mod execute;
 #[doc(hidden)]
 // For the operators' tool. This follows the layout of the stored data, and may change at any time.
@@ -52,6 +53,8 @@ pub struct RedisStore {
     clock: SetClock,
     in_flight: usize,
     shared: Option<CallQueues>,
+    /// Whether the servers were asked whether they evict keys.
+    asked: Arc<AtomicBool>,
 }
 
 /// The default number of calls in flight before operations gather.
@@ -65,6 +68,7 @@ impl RedisStore {
             clock: SetClock::default(),
             in_flight,
             shared: None,
+            asked: Arc::default(),
         };
         store.with_queues()
     }

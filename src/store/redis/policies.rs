@@ -13,14 +13,17 @@ use std::{collections::HashMap, time::Duration};
 
 use redis::Value;
 
-use super::{RedisStore, error::store_error};
+use super::{
+    RedisStore,
+    error::{reply_error, store_error},
+};
 use crate::{
     domain::{
         error::StoreError,
+        key::Key,
         published::{PublishedPolicy, plain_label},
         rule::millis,
         slots::this_process,
-        key::Key,
     },
     store::StoreFuture,
 };
@@ -145,8 +148,9 @@ impl RedisStore {
     }
 
     async fn send_to_policies(&self, cmd: &redis::Cmd) -> Result<Value, StoreError> {
-        let reply = self.transport.send(cmd, &self.names.policies()).await;
-        reply.map_err(|error| store_error(&error))
+        let reply = self.transport.try_send(cmd, &self.names.policies()).await;
+        let reply = reply.map_err(|error| store_error(&error))?;
+        reply.map_err(|error| reply_error(&error))
     }
 }
 

@@ -94,6 +94,11 @@ impl TransactionStore {
         let (runner, sent) = (Arc::clone(&self.runner), Sent::queued());
         let replies = runner.execute(operations, sent.clone());
         let replies = StoreFuture::pending(replies).queued(Some(sent));
+        let asking = store.clone();
+        let replies = replies.then(move |replies| {
+            asking.look_for_evictions();
+            replies
+        });
         store.with_index(index, replies, |all| are_done(all))
     }
 }
