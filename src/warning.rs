@@ -3,8 +3,6 @@
 //! Each warning is written once for each cause. None holds a key, or any other data from a client. Without the feature
 //! `tracing`, nothing is written.
 
-#[cfg(feature = "redis")]
-use std::sync::{Mutex, PoisonError};
 use std::{
     net::IpAddr,
     sync::atomic::{AtomicBool, Ordering::Relaxed},
@@ -331,14 +329,15 @@ pub(crate) fn runtime_not_driven() {
 /// Writes a server's own words, each once, and no more than a few different ones.
 #[cfg(feature = "redis")]
 pub(crate) fn unknown_reply(words: &str) {
-    static WRITTEN: Mutex<Vec<Box<str>>> = Mutex::new(Vec::new());
-    let mut written = WRITTEN.lock().unwrap_or_else(PoisonError::into_inner);
-    if written.len() == 8 || written.iter().any(|it| **it == *words) {
-        return;
+    static WRITTEN: std::sync::Mutex<Vec<String>> = std::sync::Mutex::new(Vec::new());
+    if let Ok(mut written) = WRITTEN.lock()
+        && written.len() < 8
+        && !written.iter().any(|it| it == words)
+    {
+        written.push(words.to_owned());
+        #[cfg(feature = "tracing")]
+        tracing::warn!(target: "sluicegate", words, "the Redis server answered with an error, in these words");
     }
-    written.push(words.into());
-    #[cfg(feature = "tracing")]
-    tracing::warn!(target: "sluicegate", words, "the Redis server answered with an error, in these words");
 }
 
 /// Warns of a server that evicts keys when its memory is full.

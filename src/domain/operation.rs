@@ -136,7 +136,7 @@ impl Operation {
     }
 }
 
-#[cfg(any(feature = "bb8", feature = "cluster"))]
+#[cfg(feature = "redis")]
 impl Operation {
     /// The key that it resets, blocks, bans or unblocks.
     pub(crate) const fn key(&self) -> Option<&Key> {

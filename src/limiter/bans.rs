@@ -21,7 +21,7 @@ use super::{caller::Caller, refusals::Refusals, timeout::within};
 use crate::{
     background::BackRoom,
     domain::{
-        block::{Ban, BlockRequest, Until},
+        block::{Ban, Block, BlockRequest, Until},
         charge::Charge,
         check::Check,
         decision::{Decision, Denial},
@@ -76,8 +76,6 @@ struct Strike<'a> {
     charge: &'a Charge,
     ban: Ban,
     rule: Rule,
-    /// 0 if a strike under another ban is counted in the same place.
-    count: u64,
 }
 
 impl StrikeQueue {
@@ -144,8 +142,8 @@ impl StrikeQueue {
             return false;
         }
         let mut waiting = self.lock();
-        for strike in struck {
-            waiting.add(strike, denial.usage().decided_at_ms());
+        for (strike, count) in struck {
+            waiting.add(strike, count, denial.usage().decided_at_ms());
         }
         true
     }
@@ -164,8 +162,8 @@ impl StrikeQueue {
 /// The identities that a denial strikes, and the ban of each strike. A missing slot is no strike: it means "not now".
 ///
 /// A denial is one strike, however many policies deny: bans over the same key and window share one counter in the store,
-/// so only the ban that sorts first counts it.
-fn struck(denial: &Denial) -> Vec<Strike<'_>> {
+/// so it is counted under one of them alone: 1 or 0.
+fn struck(denial: &Denial) -> Vec<(Strike<'_>, u64)> {
     let usage = denial.usage();
     let charges = usage.check().charges().iter().zip(usage.policies());
     let all = charges.filter_map(|(charge, usage)| {
@@ -173,40 +171,25 @@ fn struck(denial: &Denial) -> Vec<Strike<'_>> {
         let rules = usage.rules().iter();
         let mut exceeded = rules.filter(|it| it.is_exceeded() && !it.rule().is_concurrency());
         let rule = exceeded.next()?.rule();
-        Some(Strike {
-            charge,
-            ban,
-            rule,
-            count: 1,
-        })
+        Some(Strike { charge, ban, rule })
     });
     let mut all: Vec<_> = all.collect();
-    all.sort_by(|one, other| order(&one.ban).cmp(&order(&other.ban)));
-    let mut struck: Vec<Strike<'_>> = Vec::new();
-    for mut strike in all {
+    // Strikes are counted up to the limit of a ban: so that they reach each, under that with most.
+    all.sort_by_key(|strike| Reverse(strike.ban.strikes().limit()));
+    let mut struck: Vec<(Strike<'_>, u64)> = Vec::new();
+    for strike in all {
         let spec = Spec::of(&strike.ban.strikes());
-        let is_counted = struck.iter().any(|known| {
+        let is_counted = struck.iter().any(|(known, _)| {
             known.charge.key() == strike.charge.key() && Spec::of(&known.ban.strikes()) == spec
         });
-        strike.count = u64::from(!is_counted);
-        struck.push(strike);
+        struck.push((strike, u64::from(!is_counted)));
     }
     struck
 }
 
-/// Sorts the bans of one window: fewest strikes first, then longest ban. The first times decide between bans that grow.
-fn order(ban: &Ban) -> (u64, Reverse<&[u64]>) {
-    (ban.strikes().limit(), Reverse(ban.times_ms()))
-}
-
 impl Waiting {
-    fn add(&mut self, strike: Strike<'_>, denied_at_ms: u64) {
-        let Strike {
-            charge,
-            ban,
-            rule,
-            count,
-        } = strike;
+    fn add(&mut self, strike: Strike<'_>, count: u64, denied_at_ms: u64) {
+        let Strike { charge, ban, rule } = strike;
         if !self.by_identity.contains_key(charge.key()) {
             let bytes = self.bytes + charge.key().value().len();
             if self.by_identity.len() >= MAX_WAITING || bytes > MAX_BYTES {
@@ -287,38 +270,34 @@ async fn count(caller: &Caller, refusals: &Refusals, key: Key, strikes: Vec<Stri
     });
     let mut banned: Vec<(&Strikes, u64)> = banned.collect();
     // A ban that grows goes up a level only if no longer ban is in place.
-    banned.sort_by_key(|(strikes, _)| Reverse((strikes.grows(), strikes.until())));
-    let Some(last) = banned.len().checked_sub(1) else {
+    let grows = |ban: &Ban| ban.times_ms().len() > 1;
+    banned.sort_by_key(|(it, _)| Reverse((grows(&it.ban), it.until())));
+    if banned.is_empty() {
         return;
-    };
-    let bans = banned.iter().enumerate().map(|(place, (strikes, _))| {
+    }
+    let bans = banned.iter().zip(1..).map(|((strikes, _), place)| {
         let until = Until::At(strikes.until());
-        let request = BlockRequest::ban(until, &strikes.policy, &strikes.rule);
+        let mut request = BlockRequest::ban(until, &strikes.policy, &strikes.rule);
+        request.keeps_strikes = place < banned.len(); // the bans after it need them too
         Operation::Ban {
             key: key.clone(),
             strikes: strikes.ban.strikes(),
-            // The other bans need the strikes too.
-            request: request.keep_strikes(place < last),
+            request,
         }
     });
-    let replies = call(caller, bans.collect()).await.into_iter();
-    let made = banned.iter().zip(replies).filter_map(|(ban, reply)| {
-        let Some(Reply::Ban(Some(block))) = reply else {
-            return None;
-        };
-        Some((ban, block))
-    });
-    // Each reply has the block in force: the first to have the last of them made it.
-    let made = made.reduce(|one, other| match one.1.or_later(other.1) == one.1 {
-        true => one,
-        false => other,
-    });
-    if let Some(((strikes, now_ms), block)) = made {
-        let left_ms = block
-            .until_ms()
-            .map(|until_ms| until_ms.saturating_sub(*now_ms));
-        refusals.note_made(&key, block, left_ms.map(Duration::from_millis), now);
-        let policy = &strikes.policy;
+    let replies = call(caller, bans.collect()).await;
+    // Each reply has the block in force then: the first to have the latest end made it.
+    let mut made: Option<(&Strikes, u64, Block)> = None;
+    for ((strikes, now_ms), reply) in banned.iter().zip(replies) {
+        if let Some(Reply::Ban(Some(block))) = reply
+            && made.is_none_or(|(.., known)| known.or_later(block) != known)
+        {
+            made = Some((strikes, *now_ms, block));
+        }
+    }
+    if let Some((Strikes { policy, .. }, now_ms, block)) = made {
+        let left = |until_ms: u64| Duration::from_millis(until_ms.saturating_sub(now_ms));
+        refusals.note_made(&key, block, block.until_ms().map(left), now);
         caller.events.report(|| Event::Ban { policy, block });
     }
 }
@@ -348,10 +327,6 @@ impl Strikes {
             Decision::Denied(_) => true,
             Decision::Blocked(_) => false,
         }
-    }
-
-    fn grows(&self) -> bool {
-        self.ban.times_ms().len() > 1
     }
 
     /// The end of a first ban.

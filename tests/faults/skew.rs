@@ -168,7 +168,7 @@ async fn block_and_publish(url: &str, name: &str) {
     let store = RedisStore::connect(url).await.unwrap();
     let limiter = Limiter::new(store).timeout(Duration::from_secs(10));
     let user = Key::new("user", name);
-    limiter.block(&user, 4 * A_DAY).await.unwrap();
+    limiter.block(&user, A_DAY / 24).await.unwrap();
     let policy = Policy::parse(name, "9/1d").unwrap();
     let charge = [Charge::new(&policy, Key::new("user", "carol"), 1)];
     limiter.check(charge).await.unwrap();

@@ -34,7 +34,7 @@ pub struct BlockRequest {
     /// How long a ban that grows lasts, in ms; empty for any other block.
     pub(super) times_ms: Box<[u64]>,
     /// Whether a ban leaves its strikes for another that the same denials make.
-    keeps_strikes: bool,
+    pub(crate) keeps_strikes: bool,
 }
 
 impl BlockRequest {
@@ -65,11 +65,6 @@ impl BlockRequest {
             request.times_ms = times_ms.into();
         }
         request
-    }
-
-    pub(crate) fn keep_strikes(mut self, keeps: bool) -> Self {
-        self.keeps_strikes = keeps;
-        self
     }
 
     /// Returns whether a ban leaves its strikes, since another ban needs them that begins with the same denial. For

@@ -58,14 +58,12 @@ impl RedisStore {
         check: impl FnOnce(&Check) -> StoreFuture<Decision>,
     ) -> IndexUpdate {
         use Operation::{Ban, Block, Unblock};
-        let changes = |it: &&Operation| matches!(it, Block { .. } | Ban { .. } | Unblock { .. });
-        let blocked = operations.iter().find_map(|it| match it {
-            Block { key, .. } | Ban { key, .. } => Some(key.clone()),
-            _ => None,
-        });
+        let blocks = |it: &&Operation| matches!(it, Block { .. } | Ban { .. });
+        let changes = |it: &&Operation| blocks(it) || matches!(it, Unblock { .. });
+        let blocked = operations.iter().find(blocks).and_then(Operation::key);
         IndexUpdate {
             operations: operations.iter().filter(changes).cloned().collect(),
-            look: blocked.map(|key| check(&look(key))),
+            look: blocked.map(|key| check(&look(key.clone()))),
         }
     }
 

@@ -31,7 +31,7 @@ pub(super) fn store_error(error: &RedisError) -> StoreError {
 /// The same for the reply to a command. If its code says nothing that this crate knows, the server's words are in the
 /// log once. A greeting has passwords, which a reply may repeat, so it does not come here.
 pub(super) fn reply_error(error: &RedisError) -> StoreError {
-    if code(error).is_some_and(|code| matches!(of_server(code), UNKNOWN | FORBIDDEN_COMMAND)) {
+    if code(error).is_some_and(|code| code == FORBIDDEN || of_server(code).1 == UNKNOWN) {
         let (code, detail) = (error.code(), error.detail());
         let words = format!(
             "{} {}",
@@ -40,13 +40,10 @@ pub(super) fn reply_error(error: &RedisError) -> StoreError {
         );
         let words = words.split(", with args").next().unwrap_or_default(); // those have keys
         let printable = words.chars().filter(|it| matches!(it, ' '..='~'));
-        warning::unknown_reply(&printable.take(MAX_WORDS).collect::<String>());
+        warning::unknown_reply(&printable.take(200).collect::<String>());
     }
     store_error(error)
 }
-
-/// The most characters of a server's words in the log.
-const MAX_WORDS: usize = 200;
 
 /// Whether a server that replies with this code has done nothing of the call: it cannot serve at the moment, is not the
 /// one for these keys, knows no user, or takes no write. (It refuses only the first write of a script for these
@@ -79,10 +76,8 @@ fn is_refused_untouched(code: &str) -> bool {
 enum Cause {
     Io(io::ErrorKind),
     Redis(ErrorKind),
-    /// A command that the user has no right to run.
-    MissingRight(Box<str>),
-    /// A command that the server does not know, or forbids; `None` if a script has called it.
-    Forbidden(Option<Box<str>>),
+    /// A command that the user has no right to run, or that the server does not offer.
+    Command(String),
     /// A wrong user or password.
     Authentication,
 }
@@ -90,10 +85,12 @@ enum Cause {
 impl Cause {
     fn of(error: &RedisError) -> Self {
         if let Some(command) = missing_right(error) {
-            return Self::MissingRight(command.into());
+            return Self::Command(format!("the right `+{command}` is missing"));
         }
-        if code(error).is_some_and(|code| of_server(code) == FORBIDDEN_COMMAND) {
-            return Self::Forbidden(error.detail().and_then(quoted).map(Into::into));
+        if code(error) == Some(FORBIDDEN) {
+            let command = error.detail().and_then(quoted);
+            let command = command.map(|command| format!("the command `{command}`"));
+            return Self::Command(command.unwrap_or_else(|| CALLED.to_owned()));
         }
         let refused = matches!(code(error), Some("NOAUTH" | "WRONGPASS"));
         if refused || error.kind() == ErrorKind::AuthenticationFailed {
@@ -122,17 +119,14 @@ impl fmt::Display for Cause {
             }
             Self::Authentication => f.write_str("the authentication failed"),
             Self::Redis(kind) => write!(f, "{kind:?}"),
-            Self::MissingRight(command) => write!(f, "the right `+{command}` is missing"),
-            Self::Forbidden(Some(command)) => write!(f, "the command `{command}`"),
-            Self::Forbidden(None) => f.write_str(
-                "one that the script calls: `TIME`, `EXISTS`, `GET`, `GETRANGE`, `SET`, `SETRANGE`, `PEXPIREAT`, `DEL`, or \
-                 one for slots",
-            ),
+            Self::Command(command) => f.write_str(command),
         }
     }
 }
 
 impl Error for Cause {}
+
+const CALLED: &str = "one that the script calls: `TIME`, `EXISTS`, `GET`, `GETRANGE`, `SET`, `SETRANGE`, `PEXPIREAT`, `DEL`, or one for slots";
 
 /// The code of an error reply. Redis 6.2 hides that of an error within a script behind an `ERR`:
 ///
@@ -152,7 +146,7 @@ pub(super) fn code(error: &RedisError) -> Option<&str> {
     if error.detail().is_some_and(lacks_rights_inside) {
         return Some("NOPERM");
     }
-    if error.detail().is_some_and(forbids_inside) {
+    if code == UNSUPPORTED || error.detail().is_some_and(forbids_inside) {
         return Some(FORBIDDEN);
     }
     let detail = error.detail().filter(|_| code == "ERR");
@@ -246,14 +240,7 @@ fn quoted(detail: &str) -> Option<&str> {
     (command.len() <= 32 && command.bytes().all(is_plain)).then_some(command)
 }
 
-const FORBIDDEN_COMMAND: (StoreErrorKind, &str) = (
-    StoreErrorKind::AccessDenied,
-    "the Redis server forbids a command that this store needs",
-);
-const UNKNOWN: (StoreErrorKind, &str) = (
-    StoreErrorKind::Protocol,
-    "the Redis server answered with an error",
-);
+const UNKNOWN: &str = "the Redis server answered with an error";
 
 fn of_server(code: &str) -> (StoreErrorKind, &'static str) {
     use StoreErrorKind::{AccessDenied, Protocol, Unavailable};
@@ -311,8 +298,11 @@ fn of_server(code: &str) -> (StoreErrorKind, &'static str) {
         ),
         "NOCLUSTER" => (AccessDenied, "the Redis server is not of a cluster"),
         "NOSCRIPT" => (Protocol, "the Redis server does not keep the script"),
-        FORBIDDEN | UNSUPPORTED => FORBIDDEN_COMMAND,
-        _ => UNKNOWN,
+        FORBIDDEN => (
+            AccessDenied,
+            "the Redis server forbids a command that this store needs",
+        ),
+        _ => (Protocol, UNKNOWN),
     }
 }
 

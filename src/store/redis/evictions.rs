@@ -2,10 +2,9 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use redis::Value;
 use tokio::runtime::Handle;
 
-use super::{RedisStore, background};
+use super::{RedisStore, background, connection::SingleServer};
 use crate::warning;
 
 impl RedisStore {
@@ -15,32 +14,26 @@ impl RedisStore {
         if self.asked.load(Relaxed) || self.asked.swap(true, Relaxed) {
             return;
         }
-        let Ok(runtime) = Handle::try_current() else {
-            return;
-        };
         let transport = self.transport.clone();
-        background::spawn_in(&runtime, async move {
-            let servers = transport.servers().await.unwrap_or_default();
-            let mut info = redis::cmd("INFO");
-            info.arg("memory");
-            for server in servers {
-                let answer = server.connection.ask_apart(&info).await;
-                if let Ok(Some(policy)) = answer.as_ref().map(evicts) {
-                    return warning::evicts(policy);
+        let ask = async move {
+            for server in transport.servers().await.unwrap_or_default() {
+                if let Some(policy) = evicts(&server).await {
+                    return warning::evicts(&policy);
                 }
             }
-        });
+        };
+        if let Ok(runtime) = Handle::try_current() {
+            background::spawn_in(&runtime, ask);
+        }
     }
 }
 
 /// The policy by which a server evicts keys, if it does.
-fn evicts(info: &Value) -> Option<&str> {
-    let info = match info {
-        Value::BulkString(bytes) => str::from_utf8(bytes).ok()?,
-        Value::VerbatimString { text, .. } => text,
-        _ => return None,
-    };
+async fn evicts(server: &SingleServer) -> Option<String> {
+    let info = redis::cmd("INFO").arg("memory").take();
+    let info = server.connection.ask_apart(&info).await.ok()?;
+    let info: String = redis::from_redis_value(info).ok()?;
     let field = |name| info.lines().find_map(|line| line.strip_prefix(name));
-    let policy = field("maxmemory_policy:")?;
-    (field("maxmemory:")? != "0" && policy != "noeviction").then_some(policy)
+    let policy = field("maxmemory_policy:").filter(|it| *it != "noeviction")?;
+    (field("maxmemory:")? != "0").then(|| policy.to_owned())
 }

@@ -13,15 +13,12 @@ use std::{collections::HashMap, time::Duration};
 
 use redis::Value;
 
-use super::{
-    RedisStore,
-    error::{reply_error, store_error},
-};
+use super::{RedisStore, error::store_error};
 use crate::{
     domain::{
         error::StoreError,
-        key::Key,
         published::{PublishedPolicy, plain_label},
+        report::Account,
         rule::millis,
         slots::this_process,
     },
@@ -66,7 +63,7 @@ impl RedisStore {
         let store = self.clone();
         StoreFuture::pending(async move {
             let stored = store.published_fields().await?;
-            let now_ms = store.server_now_ms(Key::new("", "")).await?;
+            let now_ms = store.now_ms(&Account::Denials).await?;
             let (mut over, mut held): (Vec<_>, Vec<_>) = stored
                 .into_iter()
                 .partition(|stored| stored.is_over(now_ms));
@@ -148,9 +145,8 @@ impl RedisStore {
     }
 
     async fn send_to_policies(&self, cmd: &redis::Cmd) -> Result<Value, StoreError> {
-        let reply = self.transport.try_send(cmd, &self.names.policies()).await;
-        let reply = reply.map_err(|error| store_error(&error))?;
-        reply.map_err(|error| reply_error(&error))
+        let reply = self.transport.send(cmd, &self.names.policies()).await;
+        reply.map_err(|error| store_error(&error))
     }
 }
 

@@ -86,16 +86,11 @@ impl RedisStore {
     }
 
     /// The time of the server that keeps the account.
-    async fn now_ms(&self, account: &Account) -> Result<u64, StoreError> {
+    pub(super) async fn now_ms(&self, account: &Account) -> Result<u64, StoreError> {
         let key = match account {
             Account::Contributors { key, .. } => key.clone(),
             Account::Denials => Key::new("", ""),
         };
-        self.server_now_ms(key).await
-    }
-
-    /// The time of the server that keeps this identity.
-    pub(super) async fn server_now_ms(&self, key: Key) -> Result<u64, StoreError> {
         let decision = self.check_one_slot(&look(key)).await?;
         Ok(decision.usage().decided_at_ms())
     }

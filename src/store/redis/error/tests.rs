@@ -166,7 +166,7 @@ fn a_command_that_the_server_forbids_is_named_and_nothing_else_of_the_reply() {
         let error = store_error(&error_reply(reply));
         let source = error.source().unwrap().to_string();
         assert!(source.starts_with(expected), "{reply}: {source}");
-        assert_eq!(error.to_string(), FORBIDDEN_COMMAND.1);
+        assert!(error.to_string().contains("forbids a command"));
     }
 }
 

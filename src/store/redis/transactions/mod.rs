@@ -90,15 +90,11 @@ impl TransactionStore {
 
     fn call_all(&self, operations: Vec<Operation>) -> CallFuture {
         let store = &self.runner.store;
+        store.look_for_evictions();
         let index = RedisStore::index_update(&operations, |look| self.check(look));
         let (runner, sent) = (Arc::clone(&self.runner), Sent::queued());
         let replies = runner.execute(operations, sent.clone());
         let replies = StoreFuture::pending(replies).queued(Some(sent));
-        let asking = store.clone();
-        let replies = replies.then(move |replies| {
-            asking.look_for_evictions();
-            replies
-        });
         store.with_index(index, replies, |all| are_done(all))
     }
 }
