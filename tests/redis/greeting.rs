@@ -83,8 +83,7 @@ fn says(error: &StoreError, kind: StoreErrorKind, message: &str) {
     assert_eq!((error.kind(), &*error.to_string()), (kind, message));
 }
 
-/// The store's own work goes on while this waits for room.
-#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+#[tokio::test]
 async fn a_server_without_a_free_connection_is_waited_for_and_not_called_often() {
     for (args, login) in [(&[][..], ""), (&["--requirepass", "sesame"], ":sesame@")] {
         let mut full = Full::start(args);

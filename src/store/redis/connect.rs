@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redis::Client;
+use tokio::time::{Instant, timeout_at};
 
 #[cfg(feature = "cluster")]
 use super::cluster::Cluster;
@@ -155,8 +156,10 @@ fn client_of(server: impl Into<RedisServer>) -> Result<Client, StoreError> {
 }
 
 async fn greeted(store: RedisStore) -> Result<RedisStore, StoreError> {
+    let end = Instant::now() + GREETING_TIMEOUT;
     let greeting = within(GREETING_TIMEOUT, store.transport.ping()).await;
     greeting.map_err(|error| store_error(&error))?;
+    let _ = timeout_at(end, store.look_for_evictions(false)).await; // nobody sends calls yet
     Ok(store)
 }
 

@@ -2,37 +2,34 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use tokio::runtime::Handle;
+use redis::Value;
 
-use super::{RedisStore, background, connection::SingleServer};
+use super::RedisStore;
 use crate::warning;
 
 impl RedisStore {
-    /// Asks the servers in the background, once for a store and its clones. The user needs no right to that: without an
-    /// answer there is no warning.
-    pub(super) fn look_for_evictions(&self) {
-        if self.asked.load(Relaxed) || self.asked.swap(true, Relaxed) {
+    /// Asks the servers, once for a store and its clones: over connections that are `apart` where others send calls,
+    /// since a proxy may hang up on the question. The user needs no right to it: without an answer there is no warning.
+    pub(super) async fn look_for_evictions(&self, apart: bool) {
+        if self.asked.swap(true, Relaxed) {
             return;
         }
-        let transport = self.transport.clone();
-        let ask = async move {
-            for server in transport.servers().await.unwrap_or_default() {
-                if let Some(policy) = evicts(&server).await {
-                    return warning::evicts(&policy);
-                }
+        let question = redis::cmd("INFO").arg("memory").take();
+        for server in self.transport.servers().await.unwrap_or_default() {
+            let answer = match apart {
+                true => server.connection.ask_apart(&question).await,
+                false => server.connection.send(&question).await,
+            };
+            if let Some(policy) = answer.ok().and_then(policy) {
+                return warning::evicts(&policy);
             }
-        };
-        if let Ok(runtime) = Handle::try_current() {
-            background::spawn_in(&runtime, ask);
         }
     }
 }
 
 /// The policy by which a server evicts keys, if it does.
-async fn evicts(server: &SingleServer) -> Option<String> {
-    let info = redis::cmd("INFO").arg("memory").take();
-    let info = server.connection.ask_apart(&info).await.ok()?;
-    let info: String = redis::from_redis_value(info).ok()?;
+fn policy(answer: Value) -> Option<String> {
+    let info: String = redis::from_redis_value(answer).ok()?;
     let field = |name| info.lines().find_map(|line| line.strip_prefix(name));
     let policy = field("maxmemory_policy:").filter(|it| *it != "noeviction")?;
     (field("maxmemory:")? != "0").then(|| policy.to_owned())

@@ -84,9 +84,7 @@ impl RedisStore {
                 let operations = operations.as_ref().to_vec();
                 return store.unshared().call_by_key(operations).await;
             }
-            let reply = reply?;
-            store.look_for_evictions();
-            let replies = wire::read_replies(operations.as_ref(), &reply);
+            let replies = wire::read_replies(operations.as_ref(), &reply?);
             if replies.elsewhere.is_empty() {
                 return Ok(replies.results);
             }

@@ -90,7 +90,6 @@ impl TransactionStore {
 
     fn call_all(&self, operations: Vec<Operation>) -> CallFuture {
         let store = &self.runner.store;
-        store.look_for_evictions();
         let index = RedisStore::index_update(&operations, |look| self.check(look));
         let (runner, sent) = (Arc::clone(&self.runner), Sent::queued());
         let replies = runner.execute(operations, sent.clone());
