@@ -326,6 +326,34 @@ pub(crate) fn back_room_full() {
     );
 }
 
+/// Writes a server's own words, each once, and no more than a few different ones.
+#[cfg(feature = "redis")]
+pub(crate) fn unknown_reply(words: &str) {
+    static WRITTEN: std::sync::Mutex<Vec<String>> = std::sync::Mutex::new(Vec::new());
+    if let Ok(mut written) = WRITTEN.lock()
+        && written.len() < 8
+        && !written.iter().any(|it| it == words)
+    {
+        written.push(words.to_owned());
+        #[cfg(feature = "tracing")]
+        tracing::warn!(target: "sluicegate", words, "the Redis server answered with an error, in these words");
+    }
+}
+
+/// Warns of a server that evicts keys when its memory is full.
+#[cfg(feature = "redis")]
+pub(crate) fn evicts(policy: &str) {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(
+        target: "sluicegate",
+        policy,
+        "the Redis server evicts keys when its memory is full, so that counts and blocks can end too early and limits \
+         are lifted: set its `maxmemory-policy` to `noeviction`"
+    );
+    #[cfg(not(feature = "tracing"))]
+    let _ = policy;
+}
+
 /// Warns of an error of the store that changes no decision.
 fn of_store(error: &StoreError, message: &'static str) {
     #[cfg(feature = "tracing")]
@@ -334,6 +362,7 @@ fn of_store(error: &StoreError, message: &'static str) {
         kind = error.kind().as_str(),
         %error,
         code = error.code(),
+        cause = std::error::Error::source(error).map(ToString::to_string),
         "{message}"
     );
     #[cfg(not(feature = "tracing"))]

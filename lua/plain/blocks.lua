@@ -33,14 +33,14 @@ local function level_of(held)
 end
 
 -- Blocks an identity until a time, unless it is blocked for longer. With a second key, for strikes, blocks only if the
--- strikes reach their limit, and deletes them. A ban that grows has several times, and lasts for that of its level: the
--- block until `stop` would be the first.
+-- strikes reach their limit, and deletes them unless a further ban needs them. A ban that grows has several times, and
+-- lasts for that of its level: the block until `stop` would be the first.
 local function block_until(parts, stop)
   local part, strikes = parts[1], parts[2]
   if strikes then
     read(strikes)
     if strikes.sections[1].units < strikes.rules[1].limit then return NOT_ASKED end
-    values[strikes.i] = GONE
+    if tasks[ARGV[strikes.i]].count == 0 then values[strikes.i] = GONE end
   end
   local block, held_until, held = block_of(part.i)
   local level, ended, kept = level_of(held)

@@ -50,7 +50,7 @@ pub enum Operation {
         request: BlockRequest,
     },
     /// Block an identity by a [ban](crate::block#bans) and forget its strikes, but only if they still reach the limit
-    /// of this rule.
+    /// of this rule. Keep the strikes if the request [says so](BlockRequest::keeps_strikes).
     ///
     /// [Unblocking](Self::Unblock) comes wholly before it, and then there are no strikes, or wholly after it.
     Ban {
@@ -136,7 +136,7 @@ impl Operation {
     }
 }
 
-#[cfg(any(feature = "bb8", feature = "cluster"))]
+#[cfg(feature = "redis")]
 impl Operation {
     /// The key that it resets, blocks, bans or unblocks.
     pub(crate) const fn key(&self) -> Option<&Key> {

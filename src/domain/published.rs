@@ -123,8 +123,8 @@ impl PublishedPolicy {
         self.shares_name
     }
 
-    /// Returns when a process last reported that it uses the policy, in ms since the Unix epoch by that process's
-    /// clock. Processes report this every five minutes.
+    /// Returns when a process last reported that it uses the policy, in ms since the Unix epoch by the
+    /// store's clock. Processes report this every five minutes.
     #[must_use]
     pub const fn seen_ms(&self) -> u64 {
         self.seen_ms

@@ -21,7 +21,7 @@ use super::{caller::Caller, refusals::Refusals};
 use crate::{
     background::BackRoom,
     domain::{
-        block::{Ban, BlockRequest, Until},
+        block::{Ban, Block, BlockRequest, Until},
         charge::Charge,
         check::Check,
         decision::{Decision, Denial},
@@ -38,6 +38,9 @@ use crate::{
 /// How many identities can wait. Under an attack from many more, the rest are dropped and not counted.
 const MAX_WAITING: usize = 1_024;
 
+/// How many bytes their values can have: clients may choose them.
+const MAX_BYTES: usize = 1 << 20;
+
 /// How many identities are counted at the same time.
 const MAX_TOGETHER: u32 = 32;
 
@@ -53,6 +56,8 @@ pub(super) struct StrikeQueue {
 #[derive(Debug, Default)]
 struct Waiting {
     by_identity: HashMap<Key, Vec<Strikes>>,
+    /// The sum of the sizes of all values.
+    bytes: usize,
 }
 
 /// How often an identity was denied under one ban.
@@ -125,7 +130,10 @@ impl StrikeQueue {
 
     /// Forgets the strikes of an identity that were not counted yet.
     pub(super) fn forget(&self, key: &Key) {
-        self.lock().by_identity.remove(key);
+        let mut waiting = self.lock();
+        if waiting.by_identity.remove(key).is_some() {
+            waiting.bytes -= key.value().len();
+        }
     }
 
     /// Returns whether to start a task, if none is alive.
@@ -135,8 +143,8 @@ impl StrikeQueue {
             return false;
         }
         let mut waiting = self.lock();
-        for strike in struck {
-            waiting.add(strike, denial.usage().decided_at_ms());
+        for (strike, count) in struck {
+            waiting.add(strike, count, denial.usage().decided_at_ms());
         }
         true
     }
@@ -148,15 +156,15 @@ impl StrikeQueue {
             *task = None;
             return None;
         }
-        Some(mem::take(&mut waiting.by_identity))
+        Some(mem::take(&mut *waiting).by_identity)
     }
 }
 
 /// The identities that a denial strikes, and the ban of each strike. A missing slot is no strike: it means "not now".
 ///
-/// A denial is one strike, however many policies deny: bans that count in the same window share one strike, under the
-/// ban that sorts first.
-fn struck(denial: &Denial) -> Vec<Strike<'_>> {
+/// A denial is one strike, however many policies deny: bans over the same key and window share one counter in the store,
+/// so it is counted under one of them alone: 1 or 0.
+fn struck(denial: &Denial) -> Vec<(Strike<'_>, u64)> {
     let usage = denial.usage();
     let charges = usage.check().charges().iter().zip(usage.policies());
     let all = charges.filter_map(|(charge, usage)| {
@@ -167,43 +175,39 @@ fn struck(denial: &Denial) -> Vec<Strike<'_>> {
         Some(Strike { charge, ban, rule })
     });
     let mut all: Vec<_> = all.collect();
-    all.sort_by(|one, other| order(&one.ban).cmp(&order(&other.ban)));
-    let mut struck: Vec<Strike<'_>> = Vec::new();
+    // Strikes are counted up to the limit of a ban: so that they reach each, under that with most.
+    all.sort_by_key(|strike| Reverse(strike.ban.strikes().limit()));
+    let mut struck: Vec<(Strike<'_>, u64)> = Vec::new();
     for strike in all {
         let spec = Spec::of(&strike.ban.strikes());
-        let is_known = struck.iter().any(|known| {
+        let is_counted = struck.iter().any(|(known, _)| {
             known.charge.key() == strike.charge.key() && Spec::of(&known.ban.strikes()) == spec
         });
-        // Bans over the same key and window share one counter in the store, so count the denial only once.
-        if !is_known {
-            struck.push(strike);
-        }
+        struck.push((strike, u64::from(!is_counted)));
     }
     struck
 }
 
-/// Sorts the bans of one window: fewest strikes first, then longest ban. The first times decide between bans that grow.
-fn order(ban: &Ban) -> (u64, Reverse<&[u64]>) {
-    (ban.strikes().limit(), Reverse(ban.times_ms()))
-}
-
 impl Waiting {
-    fn add(&mut self, strike: Strike<'_>, denied_at_ms: u64) {
+    fn add(&mut self, strike: Strike<'_>, count: u64, denied_at_ms: u64) {
         let Strike { charge, ban, rule } = strike;
-        let is_full = self.by_identity.len() >= MAX_WAITING;
-        if is_full && !self.by_identity.contains_key(charge.key()) {
-            return;
+        if !self.by_identity.contains_key(charge.key()) {
+            let bytes = self.bytes + charge.key().value().len();
+            if self.by_identity.len() >= MAX_WAITING || bytes > MAX_BYTES {
+                return;
+            }
+            self.bytes = bytes;
         }
         let all = self.by_identity.entry(charge.key().clone()).or_default();
         if let Some(strikes) = all.iter_mut().find(|strikes| strikes.ban == ban) {
-            strikes.count += 1;
+            strikes.count += count;
             strikes.denied_at_ms = strikes.denied_at_ms.max(denied_at_ms);
         } else {
             all.push(Strikes {
                 ban,
                 policy: charge.policy().clone(),
                 rule,
-                count: 1,
+                count,
                 denied_at_ms,
             });
         }
@@ -239,12 +243,15 @@ impl Counting {
 /// next denial is a strike as well. Each call concerns one identity, because a proxy may keep two keys on two servers.
 ///
 /// The store bans only if the strikes are still there, so that an operator can unblock the identity between the calls.
-async fn count(caller: &Caller, refusals: &Refusals, key: Key, mut strikes: Vec<Strikes>) {
-    // Charge the first-sorting ban last: bans of one window share a counter, and that ban must see the sum.
-    strikes.sort_by(|one, other| order(&other.ban).cmp(&order(&one.ban)));
-    let checks = strikes.iter().map(|strikes| strikes.check(&key));
+async fn count(caller: &Caller, refusals: &Refusals, key: Key, strikes: Vec<Strikes>) {
+    let counts = strikes.iter().filter(|it| it.count > 0);
+    let counts = counts.map(|it| it.check(&key, it.count));
+    // Bans of one window share a counter: look at it when all are counted.
+    let looks = strikes.iter().filter(|_| strikes.len() > 1);
+    let checks = counts.chain(looks.map(|it| it.check(&key, 0)));
     let now = Instant::now();
-    let replies = call(caller, checks.collect()).await;
+    let mut replies = call(caller, checks.collect()).await;
+    let replies = replies.split_off(replies.len().saturating_sub(strikes.len()));
     let counted = strikes.iter().zip(replies);
     let banned = counted.filter_map(|(strikes, reply)| match reply {
         Some(Reply::Check(decision)) if strikes.reach_limit(&decision) => {
@@ -253,26 +260,36 @@ async fn count(caller: &Caller, refusals: &Refusals, key: Key, mut strikes: Vec<
         _ => None,
     });
     let mut banned: Vec<(&Strikes, u64)> = banned.collect();
+    // A ban that grows goes up a level only if no longer ban is in place.
+    let grows = |ban: &Ban| ban.times_ms().len() > 1;
+    banned.sort_by_key(|(it, _)| Reverse((grows(&it.ban), it.until())));
     if banned.is_empty() {
         return;
     }
-    // Longest ban first: making a ban deletes the strikes, so the store makes none of the shorter ones.
-    banned.sort_by_key(|(strikes, _)| Reverse(strikes.until()));
-    let bans = banned.iter().map(|(strikes, _)| Operation::Ban {
-        key: key.clone(),
-        strikes: strikes.ban.strikes(),
-        request: BlockRequest::ban(Until::At(strikes.until()), &strikes.policy, &strikes.rule),
+    let bans = banned.iter().zip(1..).map(|((strikes, _), place)| {
+        let until = Until::At(strikes.until());
+        let mut request = BlockRequest::ban(until, &strikes.policy, &strikes.rule);
+        request.keeps_strikes = place < banned.len(); // the bans after it need them too
+        Operation::Ban {
+            key: key.clone(),
+            strikes: strikes.ban.strikes(),
+            request,
+        }
     });
     let replies = call(caller, bans.collect()).await;
+    // Each reply has the block in force then: the first to have the latest end made it.
+    let mut made: Option<(&Strikes, u64, Block)> = None;
     for ((strikes, now_ms), reply) in banned.iter().zip(replies) {
-        if let Some(Reply::Ban(Some(block))) = reply {
-            let left_ms = block
-                .until_ms()
-                .map(|until_ms| until_ms.saturating_sub(*now_ms));
-            refusals.note_made(&key, block, left_ms.map(Duration::from_millis), now);
-            let policy = &strikes.policy;
-            caller.events.report(|| Event::Ban { policy, block });
+        if let Some(Reply::Ban(Some(block))) = reply
+            && made.is_none_or(|(.., known)| known.or_later(block) != known)
+        {
+            made = Some((strikes, *now_ms, block));
         }
+    }
+    if let Some((Strikes { policy, .. }, now_ms, block)) = made {
+        let left = |until_ms: u64| Duration::from_millis(until_ms.saturating_sub(now_ms));
+        refusals.note_made(&key, block, block.until_ms().map(left), now);
+        caller.events.report(|| Event::Ban { policy, block });
     }
 }
 
@@ -284,10 +301,10 @@ async fn call(caller: &Caller, operations: Vec<Operation>) -> Vec<Option<Reply>>
 }
 
 impl Strikes {
-    /// The charge of these strikes, capped at the limit: more would change nothing.
-    fn check(&self, key: &Key) -> Operation {
+    /// The charge of so many strikes, capped at the limit: more would change nothing.
+    fn check(&self, key: &Key, count: u64) -> Operation {
         let strikes = self.ban.strikes();
-        let count = self.count.min(strikes.limit());
+        let count = count.min(strikes.limit());
         let charge = Charge::new(&Policy::of_strikes(strikes), key.clone(), count);
         Operation::Check(Check::of_one(charge))
     }

@@ -88,8 +88,10 @@ impl Label {
     }
 }
 
+#[derive(Default)]
 struct Noted {
-    published: PublishedPolicy,
+    /// From the first use that is published on: a look before it may have a failure policy and kinds of its own.
+    published: Option<PublishedPolicy>,
     /// Whether the policy was used since the last publication: one that a reload has replaced is not published again.
     is_used: bool,
     /// Whether the last publication had the policy.
@@ -110,22 +112,20 @@ impl Known {
         publishes: bool,
     ) {
         let policy = charge.policy();
-        let mut is_new = false;
-        let noted = self.policies.entry(policy.clone()).or_insert_with(|| {
-            is_new = true;
-            let failure = policy.failure_policy().unwrap_or(on_failure);
-            let policy = policy.clone().on_failure(failure);
-            Noted {
-                published: PublishedPolicy::new(policy, enforces_blocks),
-                is_used: false,
-                is_sent: false,
-            }
-        });
-        noted.is_used |= publishes;
-        if enforces_blocks {
-            noted.published.enforce_blocks();
+        let noted = self.policies.entry(policy.clone()).or_default();
+        if !publishes {
+            return;
         }
-        is_new |= noted.published.add_kind(charge.key().kind());
+        noted.is_used = true;
+        let mut is_new = noted.published.is_none();
+        let published = noted.published.get_or_insert_with(|| {
+            let failure = policy.failure_policy().unwrap_or(on_failure);
+            PublishedPolicy::new(policy.clone().on_failure(failure), enforces_blocks)
+        });
+        if enforces_blocks {
+            published.enforce_blocks();
+        }
+        is_new |= published.add_kind(charge.key().kind());
         if is_new {
             self.due_in = self.due_in.min(DELAY);
         }
@@ -278,7 +278,8 @@ impl Publisher {
         let mut used = Vec::new();
         for noted in known.policies.values_mut() {
             noted.is_sent = mem::take(&mut noted.is_used);
-            used.extend(noted.is_sent.then(|| noted.published.clone()));
+            let published = noted.published.as_ref().filter(|_| noted.is_sent);
+            used.extend(published.cloned());
         }
         self.seen.iter().for_each(|mark| mark.store(0, Relaxed));
         PublishedPolicy::note_shared_names(&mut used);

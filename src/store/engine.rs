@@ -374,7 +374,9 @@ fn ban(
         return Ok(None);
     }
     let block = cells.block(key, request)?;
-    cells.forget(&policy, key);
+    if !request.keeps_strikes() {
+        cells.forget(&policy, key);
+    }
     Ok(Some(block))
 }
 

@@ -114,6 +114,51 @@ async fn unblocking_forgets_strikes_that_wait_to_be_counted() {
     assert_eq!(blocked(&limiter, "bob").await, Some(3_600_000));
 }
 
+#[tokio::test]
+async fn strikes_of_long_values_wait_in_bounded_memory() {
+    let (limiter, _) = memory();
+    let policy = policy("login", "1/1d=1h");
+    let long = |number| format!("{number}{}", "x".repeat(60_000));
+    for round in 1..=2 {
+        for number in 0..40 {
+            limiter
+                .check([charge(&policy, &long(number))])
+                .await
+                .unwrap();
+        }
+        limiter.strikes_counted().await;
+        let banned = limiter.blocks(99).await.unwrap().len();
+        assert_eq!(banned, 17 * round, "1 MiB waits");
+    }
+}
+
+#[tokio::test]
+async fn a_blocked_identity_is_listed_by_a_short_label_and_told_from_others() {
+    let (limiter, _) = memory();
+    let long = "x".repeat(60_000);
+    let names = [&*long, &format!("{long}y"), "alice"];
+    for name in names {
+        limiter.block(&user(name), HOUR).await.unwrap();
+    }
+    limiter
+        .block(&Key::secret("api-key", "sesame"), HOUR)
+        .await
+        .unwrap();
+    let listed = limiter.blocks(9).await.unwrap();
+    let labels: Vec<_> = listed.iter().map(|it| it.identity()).collect();
+    assert!(labels.iter().all(|label| label.len() <= 44), "{labels:?}");
+    let count = |start: &str| labels.iter().filter(|it| it.starts_with(start)).count();
+    assert_eq!(
+        [count("user=#"), count("user=alice"), count("api-key=#")],
+        [2, 1, 1]
+    );
+    for name in names {
+        assert!(blocked(&limiter, name).await.is_some());
+        limiter.unblock(&user(name)).await.unwrap();
+        assert!(blocked(&limiter, name).await.is_none());
+    }
+}
+
 /// In either order: the strikes are reset, or the ban ends.
 #[tokio::test]
 async fn an_identity_unblocked_at_the_same_time_is_not_banned() {

@@ -16,6 +16,7 @@ struct Publishing {
     takes_ms: Arc<AtomicU64>,
     /// The time of each publication, and the number of policies.
     publications: Arc<Mutex<Vec<(Instant, usize)>>>,
+    last: Arc<Mutex<Vec<PublishedPolicy>>>,
 }
 
 impl Store for Publishing {
@@ -48,6 +49,7 @@ impl Publishing {
         }
         let mut publications = self.publications.lock().unwrap();
         publications.push((Instant::now(), policies.len()));
+        *self.last.lock().unwrap() = policies.to_vec();
         let refused = self
             .refuses
             .fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1));
@@ -141,6 +143,26 @@ async fn a_look_publishes_nothing() {
     limiter.peek(look).await.unwrap();
     pass(400).await;
     assert_eq!(store.sizes(), [0; 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_policy_is_published_as_it_is_first_used_and_not_as_a_look_was_before() {
+    let store = Publishing::default();
+    let limiter = Limiter::new(store.clone()).on_failure(FailurePolicy::Local);
+    let api = policy("api", "9/1m");
+    let probe = limiter.clone().on_failure(FailurePolicy::Closed);
+    let look = [Charge::new(&api, Key::new("server", "start"), 0)];
+    probe.enforce_blocks(true).peek(look).await.unwrap();
+    let limiter = limiter.enforce_blocks(false);
+    charge(&limiter, &api).await;
+    pass(10).await;
+    let last = store.last.lock().unwrap();
+    assert_eq!(
+        last[0].policy().failure_policy(),
+        Some(FailurePolicy::Local)
+    );
+    assert_eq!(last[0].kinds().collect::<Vec<_>>(), ["user"]);
+    assert!(!last[0].enforces_blocks());
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,8 +1,12 @@
 //! Clients with wrong clocks share one limit with clients with right clocks.
 
-use std::{process::Command, time::Duration};
+use std::{
+    io::{BufRead, BufReader},
+    process::{Command, Stdio},
+    time::Duration,
+};
 
-use sluicegate::{Charge, Key, Limiter, Policy, RedisStore};
+use sluicegate::{Charge, Key, Limiter, MemoryStore, Policy, RedisStore};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpListener,
@@ -13,12 +17,22 @@ use support::redis::Server;
 
 const LIMIT: usize = 50;
 
+const A_DAY: Duration = Duration::from_secs(86_400);
+
 /// The test that is a client.
 const TEST: &str = "skew::a_client_with_a_clock_of_its_own";
 
 /// The variables with the server's address and with the rule, in a client process.
 const SERVER: &str = "SLUICEGATE_SKEWED_CLIENT_OF";
 const RULE: &str = "SLUICEGATE_SKEWED_RULE";
+
+/// The test that holds a slot, and the variable that is set in its process.
+const HOLDER: &str = "skew::a_holder_of_a_slot_with_a_clock_of_its_own";
+const HOLDS: &str = "SLUICEGATE_SKEWED_HOLDER";
+
+/// The test that acts for an operator, and the variable with the server's address in its process.
+const OPERATOR: &str = "skew::an_operator_with_a_clock_of_its_own";
+const OPERATES: &str = "SLUICEGATE_SKEWED_OPERATOR";
 
 fn charge(rule: &str) -> [Charge; 1] {
     let policy = Policy::parse("api", rule).unwrap();
@@ -64,7 +78,7 @@ async fn clients_whose_clocks_are_days_apart_share_one_quota() {
 }
 
 /// The admissions of clients with right clocks, and of two with clocks that are days ahead and behind.
-async fn admissions_of_skewed_clients(rule: &str, days: u64) -> usize {
+async fn admissions_of_skewed_clients(rule: &str, days: u32) -> usize {
     if !Clock::is_available() {
         return LIMIT;
     }
@@ -72,22 +86,25 @@ async fn admissions_of_skewed_clients(rule: &str, days: u64) -> usize {
     let mut admitted = admissions(&server.url(), rule, 20).await;
     for ahead in [true, false] {
         let clock = Clock::new();
-        clock.jump(Duration::from_secs(days * 86_400), ahead);
+        clock.jump(A_DAY * days, ahead);
         admitted += admissions_of_a_process(&clock, &server, rule);
     }
     admitted + admissions(&server.url(), rule, LIMIT).await
 }
 
-/// Runs this test program again with one test: a client that makes 20 requests.
+/// This test program again with one test, by another clock.
+fn process(clock: &Clock, test: &str) -> Command {
+    let mut process = Command::new(std::env::current_exe().unwrap());
+    process.args([test, "--exact", "--nocapture"]);
+    process.envs(clock.env());
+    process
+}
+
+/// Runs a client that makes 20 requests.
 fn admissions_of_a_process(clock: &Clock, server: &Server, rule: &str) -> usize {
-    let program = std::env::current_exe().unwrap();
-    let output = Command::new(program)
-        .args([TEST, "--exact", "--nocapture"])
-        .env(SERVER, server.url())
-        .env(RULE, rule)
-        .envs(clock.env())
-        .output()
-        .unwrap();
+    let mut client = process(clock, TEST);
+    client.env(SERVER, server.url()).env(RULE, rule);
+    let output = client.output().unwrap();
     let output = String::from_utf8(output.stdout).unwrap();
     let [seconds, admitted] = ["clock ", "admitted "].map(|word| {
         let mut lines = output.lines().filter_map(|line| line.split_once(word));
@@ -111,6 +128,88 @@ async fn a_client_with_a_clock_of_its_own() {
         let admitted = admissions(&url, &rule, 20).await;
         println!("\nclock {}\nadmitted {admitted}", now());
     }
+}
+
+#[tokio::test]
+async fn an_operator_whose_date_is_days_ahead_keeps_what_others_have_in_the_lists() {
+    if !Clock::is_available() {
+        return;
+    }
+    let server = Server::start();
+    block_and_publish(&server.url(), "alice").await;
+    let clock = Clock::new();
+    clock.jump(A_DAY * 2, true);
+    let mut operator = process(&clock, OPERATOR);
+    let operator = operator.env(OPERATES, server.url()).output().unwrap();
+    assert!(operator.status.success());
+
+    let store = RedisStore::connect(server.url()).await.unwrap();
+    let listed = Limiter::new(store.clone()).blocks(9).await.unwrap();
+    let mut listed: Vec<_> = listed.iter().map(|it| it.identity()).collect();
+    listed.sort_unstable();
+    assert_eq!(listed, ["user=alice", "user=bob"]);
+    let published = store.inspector().policies().await.unwrap();
+    assert_eq!(published.len(), 2);
+    for policy in published {
+        let apart = policy.seen_ms().abs_diff(now() * 1_000);
+        assert!(apart < 3_600_000, "{apart} ms");
+    }
+}
+
+#[tokio::test]
+async fn an_operator_with_a_clock_of_its_own() {
+    if let Ok(url) = std::env::var(OPERATES) {
+        block_and_publish(&url, "bob").await;
+    }
+}
+
+/// Blocks a user, and publishes a policy of this name.
+async fn block_and_publish(url: &str, name: &str) {
+    let store = RedisStore::connect(url).await.unwrap();
+    let limiter = Limiter::new(store).timeout(Duration::from_secs(10));
+    let user = Key::new("user", name);
+    limiter.block(&user, A_DAY / 24).await.unwrap();
+    let policy = Policy::parse(name, "9/1d").unwrap();
+    let charge = [Charge::new(&policy, Key::new("user", "carol"), 1)];
+    limiter.check(charge).await.unwrap();
+    limiter.policies_published().await.unwrap();
+}
+
+/// As on a machine that gets the time after its programs have started.
+#[test]
+fn a_date_that_is_set_ahead_loses_no_slot() {
+    if !Clock::is_available() {
+        return;
+    }
+    let clock = Clock::new();
+    let mut holder = process(&clock, HOLDER);
+    let holder = holder.env(HOLDS, "").stdout(Stdio::piped());
+    let mut holder = holder.spawn().unwrap();
+    let lines = BufReader::new(holder.stdout.take().unwrap()).lines();
+    let mut lines = lines.map(Result::unwrap);
+    assert!(lines.any(|line| line == "holds"));
+    clock.jump(A_DAY * 2, true);
+    let held = lines.find_map(|line| Some(line.strip_prefix("held ")?.to_owned()));
+    assert_eq!(held.as_deref(), Some("true"));
+    assert!(holder.wait().unwrap().success());
+}
+
+#[tokio::test]
+async fn a_holder_of_a_slot_with_a_clock_of_its_own() {
+    if std::env::var(HOLDS).is_err() {
+        return;
+    }
+    let limiter = Limiter::new(MemoryStore::new());
+    let jobs = Policy::parse("jobs", "1/1h@concurrent").unwrap();
+    let charge = [Charge::new(&jobs, Key::new("user", "alice"), 1)];
+    let slot = limiter.acquire_slot(charge, Duration::ZERO).await.unwrap();
+    let slot = slot.unwrap().unwrap();
+    let begun = now();
+    println!("\nholds");
+    while now() < begun + A_DAY.as_secs() {
+        tokio::task::yield_now().await;
+    }
+    println!("\nheld {}", slot.is_held());
 }
 
 #[tokio::test]

@@ -10,6 +10,7 @@ mod contract;
 mod examples;
 mod first_of;
 mod footprint;
+mod forbidden;
 mod foreign;
 mod greeting;
 mod histories;

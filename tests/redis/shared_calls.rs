@@ -304,6 +304,33 @@ fn when_a_runtime_ends_its_calls_fail_at_once_and_the_next_one_runs_in_another()
     }
 }
 
+/// The server serves no other client during a call.
+#[tokio::test]
+async fn slots_count_towards_the_size_of_a_call() {
+    let (server, store) = served(1).await;
+    let jobs = policy("jobs", "256/1h@concurrent");
+    let many = |number: u32| units(&jobs, number, 248);
+    let busy = Busy::hold(&server, &store, 1).await;
+    let checks = begin((0..16).map(|it| store.check(&many(it)))).await;
+    let (decisions, calls) = busy.go_on(checks).await;
+    assert!(decisions.iter().all(Decision::is_allowed));
+    assert_eq!(calls, 2, "8 slots are as much work as a charge");
+
+    for renews in [true, false] {
+        let busy = Busy::hold(&server, &store, 1).await;
+        let slots = decisions.iter().map(|it| Slots::of(it.usage()).remove(0));
+        let operation = if renews {
+            Operation::Renew
+        } else {
+            Operation::Return
+        };
+        let messages = begin(slots.map(|it| store.execute(operation(it)))).await;
+        let (results, calls) = busy.go_on_to(messages).await;
+        assert!(results.iter().all(Result::is_ok));
+        assert_eq!(calls - 1, 2, "{renews}");
+    }
+}
+
 #[test]
 fn a_caller_that_waits_in_another_runtime_is_answered_when_its_own_ends() {
     let mute = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();

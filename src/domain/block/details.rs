@@ -33,6 +33,8 @@ pub struct BlockRequest {
     pub(super) details: Box<BlockDetails>,
     /// How long a ban that grows lasts, in ms; empty for any other block.
     pub(super) times_ms: Box<[u64]>,
+    /// Whether a ban leaves its strikes for another that the same denials make.
+    pub(crate) keeps_strikes: bool,
 }
 
 impl BlockRequest {
@@ -44,6 +46,7 @@ impl BlockRequest {
             by: BlockedBy::Operator,
             details: Box::default(),
             times_ms: Box::default(),
+            keeps_strikes: false,
         }
     }
 
@@ -62,6 +65,13 @@ impl BlockRequest {
             request.times_ms = times_ms.into();
         }
         request
+    }
+
+    /// Returns whether a ban leaves its strikes, since another ban needs them that begins with the same denial. For
+    /// stores.
+    #[must_use]
+    pub const fn keeps_strikes(&self) -> bool {
+        self.keeps_strikes
     }
 
     /// Requests a [pause](crate::block#pauses) of this length from now, and of 5 minutes at most: callers that may wait

@@ -8,9 +8,11 @@ use std::{
     },
 };
 
+use super::token::{BuildTokenHasher, Token, Tokens};
 use crate::domain::{
-    block::{Block, BlockRequest, BlockedBy, BlockedIdentity, HeldBlock},
+    block::{BLOCKS, Block, BlockRequest, BlockedBy, BlockedIdentity, HeldBlock},
     check::Check,
+    contributors::label,
     decision::Blocked,
     error::StoreError,
     key::Key,
@@ -23,15 +25,20 @@ const SWEEP_MS: u64 = 1_000;
 #[derive(Debug)]
 pub(super) struct Blocks {
     capacity: usize,
-    by_key: RwLock<HashMap<Key, HeldBlock>>,
+    tokens: Tokens,
+    by_key: RwLock<ByKey>,
     /// Only written under the lock.
     swept_at_ms: AtomicU64,
 }
+
+/// Each block, and the identity as text for lists: short, and a hash in place of a secret.
+type ByKey = HashMap<Token, (HeldBlock, Box<str>), BuildTokenHasher>;
 
 impl Blocks {
     pub(super) fn new(capacity: usize) -> Self {
         Self {
             capacity,
+            tokens: Tokens::default(),
             by_key: RwLock::default(),
             swept_at_ms: AtomicU64::new(0),
         }
@@ -45,10 +52,15 @@ impl Blocks {
         }
         let now_ms = now_ms();
         let blocks = check.keys().filter_map(|key| {
-            let held = by_key.get(key).filter(|it| it.block.holds(now_ms))?;
-            Some(Blocked::new(key.clone(), held.block, now_ms))
+            let block = by_key.get(&self.token(key))?.0.block;
+            let holds = block.holds(now_ms);
+            holds.then(|| Blocked::new(key.clone(), block, now_ms))
         });
         blocks.reduce(Blocked::or_later)
+    }
+
+    fn token(&self, key: &Key) -> Token {
+        self.tokens.token(BLOCKS, key)
     }
 
     /// Adds a block, unless the identity has one that ends later. Returns the block that is in force.
@@ -57,26 +69,29 @@ impl Blocks {
     /// banned cannot keep operators from blocking.
     pub(super) fn block(
         &self,
-        key: Key,
+        key: &Key,
         request: &BlockRequest,
         now_ms: u64,
     ) -> Result<Block, StoreError> {
+        let token = self.token(key);
         let mut by_key = self.by_key.write().unwrap_or_else(PoisonError::into_inner);
-        let (block, held) = HeldBlock::request(by_key.get(&key), request, now_ms);
+        let known = by_key.get(&token).map(|(held, _)| held);
+        let (block, held) = HeldBlock::request(known, request, now_ms);
         let Some(held) = held else {
             return Ok(block);
         };
-        if by_key.len() >= self.capacity && !by_key.contains_key(&key) {
+        if by_key.len() >= self.capacity && !by_key.contains_key(&token) {
             self.make_room(&mut by_key, block.source(), now_ms);
             if by_key.len() >= self.capacity {
                 return Err(FULL);
             }
         }
-        by_key.insert(key, held);
+        let identity = label::text(key, |_| format!("{:016x}{:016x}", token.0, token.1)).into();
+        by_key.insert(token, (held, identity));
         Ok(block)
     }
 
-    fn make_room(&self, by_key: &mut HashMap<Key, HeldBlock>, by: BlockedBy, now_ms: u64) {
+    fn make_room(&self, by_key: &mut ByKey, by: BlockedBy, now_ms: u64) {
         let is_ban = by == BlockedBy::Ban;
         let swept_ms = now_ms.abs_diff(self.swept_at_ms.load(Relaxed));
         if is_ban && swept_ms < SWEEP_MS {
@@ -84,39 +99,29 @@ impl Blocks {
         }
         self.swept_at_ms.store(now_ms, Relaxed);
         // The levels of bans that have ended make room for blocks.
-        by_key.retain(|_, held| held.block.holds(now_ms));
+        by_key.retain(|_, (held, _)| held.block.holds(now_ms));
         if is_ban || by_key.len() < self.capacity {
             return;
         }
-        let bans = by_key
-            .iter()
-            .filter(|(_, held)| held.block.source() == BlockedBy::Ban);
-        let first = bans.min_by_key(|(_, held)| held.block.until_ms());
-        if let Some(key) = first.map(|(key, _)| key.clone()) {
-            by_key.remove(&key);
+        let blocks = by_key.iter().map(|(token, (held, _))| (*token, held.block));
+        let bans = blocks.filter(|(_, block)| block.source() == BlockedBy::Ban);
+        if let Some((token, _)) = bans.min_by_key(|(_, block)| block.until_ms()) {
+            by_key.remove(&token);
         }
     }
 
     pub(super) fn list(&self, most: usize, now_ms: u64) -> Vec<BlockedIdentity> {
         let by_key = self.by_key.read().unwrap_or_else(PoisonError::into_inner);
-        let blocks = by_key.iter().filter(|(_, held)| held.block.holds(now_ms));
-        let listed = blocks.map(|(key, held)| {
-            BlockedIdentity::new(identity(key), held.block, held.details.clone())
+        let listed = by_key.values().filter(|(held, _)| held.block.holds(now_ms));
+        let listed = listed.map(|(held, identity)| {
+            BlockedIdentity::new(identity.clone(), held.block, held.details.clone())
         });
         listed.take(most).collect()
     }
 
     pub(super) fn unblock(&self, key: &Key) {
         let mut by_key = self.by_key.write().unwrap_or_else(PoisonError::into_inner);
-        by_key.remove(key);
-    }
-}
-
-/// The identity as text, with a secret value left out.
-fn identity(key: &Key) -> String {
-    match str::from_utf8(key.value()) {
-        Ok(value) if !key.is_secret() => format!("{}={value}", key.kind()),
-        _ => format!("{}=#", key.kind()),
+        by_key.remove(&self.token(key));
     }
 }
 

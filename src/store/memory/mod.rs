@@ -73,10 +73,11 @@ const QUIET_MS: u64 = 60_000;
 /// back and ignores corrections of the date. After a correction, or after the machine slept, fixed windows are early or
 /// late by the same amount.
 ///
-/// **Memory.** The store keeps no key in clear, only a hash of 128 bits that is different in each process. A key with
-/// one rule takes some 180 to 330 bytes, depending on how full its part of the table is. Each further rule takes some
-/// 150 bytes, and each step that counts takes 16. A rule has at most `window / precision + 1` steps, and never more
-/// than its limit. New keys drop keys that no longer count.
+/// **Memory.** The store keeps no key in clear, only a hash of 128 bits that is different in each process, and a short
+/// label of each blocked identity for [lists](crate::Limiter::blocks). A key with one rule takes some 180 to 330 bytes,
+/// depending on how full its part of the table is. Each further rule takes some 150 bytes, and each step that counts
+/// takes 16. A rule has at most `window / precision + 1` steps, and never more than its limit. New keys drop keys that
+/// no longer count.
 ///
 /// **When the store is full**, a new key replaces a key that no longer counts. If there is none, the new key replaces
 /// the key that has used the smallest share of its limits, measured at that key's latest charge, to about a factor of

@@ -3,6 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use redis::Client;
+use tokio::time::{Instant, timeout_at};
 
 #[cfg(feature = "cluster")]
 use super::cluster::Cluster;
@@ -163,8 +164,10 @@ fn client_of(server: impl Into<RedisServer>) -> Result<Client, StoreError> {
 }
 
 async fn greeted(store: RedisStore) -> Result<RedisStore, StoreError> {
+    let end = Instant::now() + GREETING_TIMEOUT;
     let greeting = within(GREETING_TIMEOUT, store.transports.ping()).await;
     greeting.map_err(|error| store_error(&error))?;
+    let _ = timeout_at(end, store.look_for_evictions(false)).await; // nobody sends calls yet
     Ok(store)
 }
 

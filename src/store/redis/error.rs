@@ -4,7 +4,10 @@ use std::{error::Error, fmt, io, sync::Arc};
 
 use redis::{ErrorKind, RedisError};
 
-use crate::domain::error::{StoreError, StoreErrorKind};
+use crate::{
+    domain::error::{StoreError, StoreErrorKind},
+    warning,
+};
 
 /// Classifies an error by its code, if there is one: texts differ between servers, and may name keys, users and
 /// addresses. No text is kept.
@@ -23,6 +26,23 @@ pub(super) fn store_error(error: &RedisError) -> StoreError {
         Some(code) => store_error.with_code(code),
         None => store_error,
     }
+}
+
+/// The same for the reply to a command. If its code says nothing that this crate knows, the server's words are in the
+/// log once. A greeting has passwords, which a reply may repeat, so it does not come here.
+pub(super) fn reply_error(error: &RedisError) -> StoreError {
+    if code(error).is_some_and(|code| code == FORBIDDEN || of_server(code).1 == UNKNOWN) {
+        let (code, detail) = (error.code(), error.detail());
+        let words = format!(
+            "{} {}",
+            code.unwrap_or_default(),
+            detail.unwrap_or_default()
+        );
+        let words = words.split(", with args").next().unwrap_or_default(); // those have keys
+        let printable = words.chars().filter(|it| matches!(it, ' '..='~'));
+        warning::unknown_reply(&printable.take(200).collect::<String>());
+    }
+    store_error(error)
 }
 
 /// Whether a server that replies with this code has done nothing of the call: it cannot serve at the moment, is not the
@@ -56,16 +76,21 @@ fn is_refused_untouched(code: &str) -> bool {
 enum Cause {
     Io(io::ErrorKind),
     Redis(ErrorKind),
-    /// A command that the user has no right to run.
-    MissingRight(Box<str>),
+    /// A command that the user has no right to run, or that the server does not offer.
+    Command(String),
     /// A wrong user or password.
     Authentication,
 }
 
 impl Cause {
     fn of(error: &RedisError) -> Self {
-        if let Some(command) = forbidden_command(error) {
-            return Self::MissingRight(command.into());
+        if let Some(command) = missing_right(error) {
+            return Self::Command(format!("the right `+{command}` is missing"));
+        }
+        if code(error) == Some(FORBIDDEN) {
+            let command = error.detail().and_then(quoted);
+            let command = command.map(|command| format!("the command `{command}`"));
+            return Self::Command(command.unwrap_or_else(|| CALLED.to_owned()));
         }
         let refused = matches!(code(error), Some("NOAUTH" | "WRONGPASS"));
         if refused || error.kind() == ErrorKind::AuthenticationFailed {
@@ -94,7 +119,7 @@ impl fmt::Display for Cause {
             }
             Self::Authentication => f.write_str("the authentication failed"),
             Self::Redis(kind) => write!(f, "{kind:?}"),
-            Self::MissingRight(command) => write!(f, "the right `+{command}` is missing"),
+            Self::Command(command) => f.write_str(command),
         }
     }
 }
@@ -106,6 +131,7 @@ pub(super) fn within_script(text: &str) -> RedisError {
     let (code, detail) = text.split_once(' ').unwrap_or((text, ""));
     redis::make_extension_error(code.into(), Some(detail.into()))
 }
+const CALLED: &str = "one that the script calls: `TIME`, `EXISTS`, `GET`, `GETRANGE`, `SET`, `SETRANGE`, `PEXPIREAT`, `DEL`, or one for slots";
 
 /// The code of an error reply. Redis 6.2 hides that of an error within a script behind an `ERR`:
 ///
@@ -125,6 +151,9 @@ pub(super) fn code(error: &RedisError) -> Option<&str> {
     if error.detail().is_some_and(lacks_rights_inside) {
         return Some("NOPERM");
     }
+    if code == UNSUPPORTED || error.detail().is_some_and(forbids_inside) {
+        return Some(FORBIDDEN);
+    }
     let detail = error.detail().filter(|_| code == "ERR");
     let hidden = detail.and_then(|detail| detail.strip_prefix("Error running script"));
     let named = || detail.and_then(code_of_text).unwrap_or(code);
@@ -134,6 +163,9 @@ pub(super) fn code(error: &RedisError) -> Option<&str> {
 /// Names of errors that have no code. They are in lower case, so that no caller gets them as codes.
 const FULL: &str = "full";
 const QUOTA: &str = "quota";
+/// A command was renamed or is not offered. The second is the first word of Envoy's reply.
+const FORBIDDEN: &str = "forbidden";
+const UNSUPPORTED: &str = "unsupported";
 /// Like `OOM`, but perhaps only at a later write of a script.
 const CAPACITY: &str = "capacity";
 const NO_DATABASE: &str = "no database";
@@ -144,7 +176,7 @@ const UPSTREAM: &str = "upstream";
 
 /// How the texts of `ERR` begin, with the code or the name of the error. The rest of a text can name a client. In a pool,
 /// redis-rs replaces the code of the reply to a `SELECT` by `ERR`.
-const TEXTS: [(&str, &str); 22] = [
+const TEXTS: [(&str, &str); 24] = [
     ("max number of clients", FULL),
     ("max concurrent connections exceeded", FULL), // Upstash, as the next three
     ("max requests limit exceeded", QUOTA),
@@ -160,6 +192,8 @@ const TEXTS: [(&str, &str); 22] = [
     ("invalid password", "WRONGPASS"),
     ("unknown command 'HELLO'", "NOPROTO"),
     ("unknown command `HELLO`", "NOPROTO"),
+    ("unknown command", FORBIDDEN),
+    ("unsupported command", FORBIDDEN),
     ("This instance has cluster support", "NOCLUSTER"),
     ("Connection refused", NO_UPSTREAM), // twemproxy answers with the system's text for the error
     ("Connection reset by peer", UPSTREAM),
@@ -189,13 +223,29 @@ fn lacks_rights_inside(detail: &str) -> bool {
         || detail.contains("has no permissions to run the 'select' command")
 }
 
+/// A command that a script may not call, or that was renamed: also without a code.
+fn forbids_inside(detail: &str) -> bool {
+    detail.contains("Unknown Redis command called from")
+        || detail.contains("Redis command is not allowed from script")
+}
+
 /// The command that an error about missing rights names, with its subcommand: `scan`, `cluster|slots`.
-fn forbidden_command(error: &RedisError) -> Option<&str> {
+fn missing_right(error: &RedisError) -> Option<&str> {
     let detail = error.detail().filter(|_| code(error) == Some("NOPERM"))?;
-    let (command, _) = detail.split_once("to run the '")?.1.split_once('\'')?;
-    let is_plain = |byte: u8| byte.is_ascii_lowercase() || matches!(byte, b'|' | b'-' | b'_');
+    let (_, rest) = detail.split_once("to run the ")?;
+    let lower = |command: &&str| !command.bytes().any(|byte| byte.is_ascii_uppercase());
+    quoted(rest).filter(lower)
+}
+
+/// The command that the first quotes of a text enclose: clients' data may follow.
+fn quoted(detail: &str) -> Option<&str> {
+    let mut parts = detail.split(['\'', '`']);
+    let (_, command) = (parts.next()?, parts.next()?);
+    let is_plain = |byte: u8| byte.is_ascii_alphabetic() || matches!(byte, b'|' | b'-' | b'_');
     (command.len() <= 32 && command.bytes().all(is_plain)).then_some(command)
 }
+
+const UNKNOWN: &str = "the Redis server answered with an error";
 
 fn of_server(code: &str) -> (StoreErrorKind, &'static str) {
     use StoreErrorKind::{AccessDenied, Protocol, Refused, Unavailable};
@@ -253,7 +303,11 @@ fn of_server(code: &str) -> (StoreErrorKind, &'static str) {
         ),
         "NOCLUSTER" => (AccessDenied, "the Redis server is not of a cluster"),
         "NOSCRIPT" => (Protocol, "the Redis server does not keep the script"),
-        _ => (Protocol, "the Redis server answered with an error"),
+        FORBIDDEN => (
+            AccessDenied,
+            "the Redis server forbids a command that this store needs",
+        ),
+        _ => (Protocol, UNKNOWN),
     }
 }
 

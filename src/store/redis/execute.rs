@@ -9,7 +9,7 @@ use redis::{RedisError, Value};
 
 use super::{
     RedisStore,
-    error::store_error,
+    error::reply_error,
     transport::{Route, unreached},
     wire::{self, Call, Replies},
 };
@@ -136,8 +136,8 @@ impl RedisStore {
         }
     }
 
-    /// The time of this process's clock.
-    pub(super) fn client_now_ms(&self) -> u64 {
+    /// The time of this process's clock, for the periods of a first ask.
+    fn client_now_ms(&self) -> u64 {
         self.clock.now_ms().unwrap_or_else(|| {
             let since = SystemTime::now().duration_since(UNIX_EPOCH);
             millis(since.unwrap_or_default())
@@ -178,9 +178,10 @@ async fn run(route: &Route, call: &Call, key: &[u8]) -> Result<Value, StoreError
     let reply = route.send(&call.by_hash(), key).await;
     let mut reply = reply.map_err(|error| unreached(&error))?;
     if reply.as_ref().is_err_and(is_unknown_script) {
-        reply = Box::pin(async { route.send(&call.by_source(), key).await? }).await;
+        let again = Box::pin(async { route.send(&call.by_source(), key).await }).await;
+        reply = again.map_err(|error| unreached(&error))?;
     }
-    reply.map_err(|error| store_error(&error))
+    reply.map_err(|error| reply_error(&error))
 }
 
 /// The error of an operation whose caller has left.

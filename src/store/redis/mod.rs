@@ -1,7 +1,7 @@
 #![doc = include_str!("../../../docs/guide/redis.md")]
 #![doc = include_str!("../../../docs/guide/compatibility.md")]
 
-use std::sync::Arc;
+use std::sync::{Arc, atomic::AtomicBool};
 
 use redis::{RedisResult, Value};
 
@@ -20,6 +20,7 @@ pub mod deployment {
     #![doc = include_str!("../../../docs/guide/servers.md")]
 }
 mod error;
+mod evictions;
 mod execute;
 #[doc(hidden)]
 // For the operators' tool. This follows the layout of the stored data, and may change at any time.
@@ -53,6 +54,8 @@ pub struct RedisStore {
     clock: SetClock,
     in_flight: usize,
     shared: Option<Arc<CallQueues>>,
+    /// Whether the servers were asked whether they evict keys.
+    asked: Arc<AtomicBool>,
 }
 
 /// The default number of calls in flight before operations gather.
@@ -66,6 +69,7 @@ impl RedisStore {
             clock: SetClock::default(),
             in_flight,
             shared: None,
+            asked: Arc::default(),
         };
         store.with_queues()
     }
@@ -108,8 +112,8 @@ impl RedisStore {
     /// to turn sharing off.
     ///
     /// No operation waits for a timer. Calls grow with the backlog: each takes a part of the waiting charges, 1/4 with
-    /// four in flight, but at least 8 and at most 256 charges, or one operation with more. So a long round trip does
-    /// not limit the number of decided checks. Identical checks are decided together, and count once towards that size.
+    /// four in flight, but at least 8 and at most 256 charges, or one operation with more; eight slots count as one
+    /// charge. So a long round trip does not limit the number of decided checks. Identical checks are decided together, and count once towards that size.
     /// An error of one operation affects no other. A caller dropped before the call is sent is removed from it and not
     /// charged. If you start an operation after another was answered, it is executed after that one; two operations
     /// under way at the same time may be executed in either order. [On a cluster](deployment#cluster) the calls to each

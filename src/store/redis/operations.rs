@@ -40,7 +40,8 @@ impl Store for RedisStore {
             Operation::Rankings(account) => self.read_rankings(account).map(Reply::Rankings),
             Operation::Publish(policies) => self.publish_all(policies).map(|()| Reply::Publish),
             of_keys => {
-                let index = self.index_update(slice::from_ref(&of_keys));
+                let index =
+                    Self::index_update(slice::from_ref(&of_keys), |look| self.check_one_slot(look));
                 self.with_index(index, self.execute_one(of_keys, Some), |_| true)
             }
         }
@@ -50,7 +51,7 @@ impl Store for RedisStore {
         if !operations.iter().all(Operation::is_of_keys) {
             return one_by_one(self, operations);
         }
-        let index = self.index_update(&operations);
+        let index = Self::index_update(&operations, |look| self.check_one_slot(look));
         #[cfg(feature = "cluster")]
         if self.transports.is_cluster() {
             return self.with_index(index, self.call_by_slot(operations), |all| are_done(all));

@@ -13,11 +13,12 @@ use std::{collections::HashMap, time::Duration};
 
 use redis::Value;
 
-use super::{RedisStore, error::store_error};
+use super::{RedisStore, background, error::store_error};
 use crate::{
     domain::{
         error::StoreError,
         published::{PublishedPolicy, plain_label},
+        report::Account,
         rule::millis,
         slots::this_process,
     },
@@ -62,7 +63,9 @@ impl RedisStore {
         let store = self.clone();
         StoreFuture::pending(async move {
             let stored = store.published_fields().await?;
-            let now_ms = store.client_now_ms();
+            let asking = store.clone();
+            background::spawn(async move { asking.look_for_evictions(true).await });
+            let now_ms = store.now_ms(&Account::Denials).await?;
             let (mut over, mut held): (Vec<_>, Vec<_>) = stored
                 .into_iter()
                 .partition(|stored| stored.is_over(now_ms));

@@ -87,14 +87,13 @@ impl RedisStore {
         rankings.map_err(|error| store_error(&error))
     }
 
-    /// The time of the server that keeps the account. Uses a look at a key, which needs no other right than a check, and
-    /// which proxies pass on.
-    async fn now_ms(&self, account: &Account) -> Result<u64, StoreError> {
-        let look = match account {
-            Account::Contributors { policy, key } => Charge::new(policy, key.clone(), 0),
-            Account::Denials => Charge::new(Policy::of_look_ups(), Key::new("", ""), 0),
+    /// The time of the server that keeps the account.
+    pub(super) async fn now_ms(&self, account: &Account) -> Result<u64, StoreError> {
+        let key = match account {
+            Account::Contributors { key, .. } => key.clone(),
+            Account::Denials => Key::new("", ""),
         };
-        let decision = self.check_one_slot(&Check::new([look])?).await?;
+        let decision = self.check_one_slot(&look(key)).await?;
         Ok(decision.usage().decided_at_ms())
     }
 
@@ -124,6 +123,11 @@ impl RedisStore {
         };
         account.member(label, key)
     }
+}
+
+/// A look at a key, whose answer has the server's time. It needs no other right than a check, and proxies pass it on.
+pub(super) fn look(key: Key) -> Check {
+    Check::of_one(Charge::new(Policy::of_look_ups(), key, 0))
 }
 
 /// The units of each label after the update, 0 if the full set dropped the label. The last part of the reply is the

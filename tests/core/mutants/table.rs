@@ -10,7 +10,8 @@ if stop > latest then => if stop >= latest then
 local latest, reply = now, nil => local latest, reply = 0, nil
 for place = 0, count - 1 do => for place = 0, count - 2 do
 sections[1].units < strikes => sections[1].units <= strikes
-    values[strikes.i] = GONE\n =>
+.count == 0 then values => .count >= 0 then values
+.count == 0 then values => .count > 0 then values
 if stop > now then => if stop >= now then
 .. pack(TIME, now) .. => .. pack(TIME, stop) ..
 kept <= now or => kept < now or

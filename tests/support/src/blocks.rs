@@ -136,6 +136,19 @@ Strikes under two policies of one window count together
 Of two bans that begin with one denial the later end holds
  short = 1/1d 2/1m=1m; long = 1/1d 2/1h=1h; look = 9/1d; 2* strike short alice & long alice !; look alice 1 !ban:1h
  unblock alice; 2* strike long alice & short alice !; look alice 1 !ban:1h
+A ban that grows goes up a level although a longer ban begins with the same denial
+ grows = 1/1d 1/10m=1s,30s,1m; other = 1/1d 1/1h=1500ms; same = 1/1d 1/10m=1500ms; look = 9/1d
+ strike other alice & grows alice !; look alice 1 !ban:1500; listed level = 1/2s
+ @1500; look alice 1; strike other alice & grows alice !; look alice 1 !ban:30s; listed level = 2/61500; unblock alice
+ strike same alice & grows alice !; look alice 1 !ban:1500; listed level = 1/3500
+ @3s; look alice 1; strike grows alice & same alice !; look alice 1 !ban:30s; listed level = 2/63s
+Of two bans that grow both go up a level and the later end holds
+ one = 1/1d 1/10m=2s,3s; two = 1/1d 1/1h=1s,1m; look = 9/1d
+ strike one alice & two alice !; look alice 1 !ban:2s; listed level = 1/4s
+ @2s; look alice 1; strike two alice & one alice !; look alice 1 !ban:1m; listed level = 2/122s
+Bans that begin with one denial forget the strikes together
+ grows = 1/1d 2/10m=1s,30s; other = 1/1d 2/1h=1500ms; look = 9/1d; strike other alice & grows alice !; look alice 1
+ strike other alice & grows alice !; look alice 1 !ban:1500; @1500; strike other alice & grows alice !; look alice 1
 ";
 
 fn api() -> Policy {

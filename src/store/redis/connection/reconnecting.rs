@@ -69,6 +69,15 @@ impl ReconnectingConnection {
         self.usable().await?.send_all(cmds).await
     }
 
+    /// Sends one command over a connection of its own: a proxy that does not know a command may close the connection.
+    pub(in crate::store::redis) async fn ask_apart(&self, cmd: &Cmd) -> RedisResult<Value> {
+        within(CONNECT_TIMEOUT, async {
+            let mut connection = self.source.connect().await?;
+            connection.send_packed_command(cmd).await?.extract_error()
+        })
+        .await
+    }
+
     /// Whether the server seems not to answer: the connection is lost, or could not be replaced so far.
     #[cfg(feature = "cluster")]
     pub(in crate::store::redis) fn is_lost(&self) -> bool {

@@ -52,6 +52,15 @@ fn error_replies_are_told_apart_by_their_code() {
                 "ERR Authentication required.",
                 "DENIED Redis is running in protected mode because alice",
                 "NOPROTO unsupported protocol version",
+                "ERR unknown command 'EVALSHA', with args beginning with: 'alice'",
+                "ERR unknown command `EVALSHA`, with args beginning with: `alice`",
+                "ERR Unknown Redis command called from script script: 0a1b, on @user_script:1.",
+                "ERR Unknown Redis command called from script",
+                "ERR Error running script (call to f_0a1b): @user_script:1: @user_script: 1: Unknown Redis command called from Lua script",
+                "@user_script: 12: Unknown Redis command called from Lua script",
+                "ERR This Redis command is not allowed from script",
+                "ERR This Redis command is not allowed from scripts: alice",
+                "unsupported command 'evalsha'",
             ][..],
         ),
         (
@@ -59,7 +68,6 @@ fn error_replies_are_told_apart_by_their_code() {
             &[
                 "WRONGTYPE Operation against a key holding the wrong kind of value",
                 "CROSSSLOT Keys in request don't hash to the same slot",
-                "ERR unknown command 'EVALSHA', with args beginning with: 'alice'",
                 "WHATEVER alice",
                 "ERR Error running script (call to f_0a1b): @user_script:1: WRONGTYPE Operation against a key",
                 "ERR Error running script (call to f_0a1b): @user_script:1: attempt to call a nil value: alice",
@@ -142,6 +150,34 @@ fn a_right_that_is_missing_is_named_and_nothing_else_of_the_reply() {
         let source = error.source().unwrap().to_string();
         let expected = expected.unwrap_or("error reply of the server");
         assert_eq!(source, expected, "{reply}");
+    }
+}
+
+#[test]
+fn a_command_that_the_server_forbids_is_named_and_nothing_else_of_the_reply() {
+    for (reply, expected) in [
+        (
+            "ERR unknown command 'EVALSHA', with args beginning with: 'alice'",
+            "the command `EVALSHA`",
+        ),
+        (
+            "ERR unknown command `client|info`, with args",
+            "the command `client|info`",
+        ),
+        ("unsupported command 'evalsha'", "the command `evalsha`"),
+        (
+            "ERR unknown command 'a b', with args",
+            "one that the script calls",
+        ),
+        (
+            "ERR Unknown Redis command called from script",
+            "one that the script calls: `TIME`",
+        ),
+    ] {
+        let error = store_error(&error_reply(reply));
+        let source = error.source().unwrap().to_string();
+        assert!(source.starts_with(expected), "{reply}: {source}");
+        assert!(error.to_string().contains("forbids a command"));
     }
 }
 

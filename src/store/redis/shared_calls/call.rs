@@ -23,14 +23,16 @@ use crate::{
     timer::LazySleep,
 };
 
-/// The maximum number of charges of a call while few operations wait. A single operation may have more.
+/// The work of one charge. That of an id of a slot is 1.
+const CHARGE: usize = 8;
+
+/// The maximum work of a call while few operations wait. A single operation may have more.
 ///
 /// Small calls overlap: while the server works on one, this process answers the callers of another.
-const FEW_CHARGES: usize = 8;
+const FEW_CHARGES: usize = 8 * CHARGE;
 
-/// The maximum number of charges while many wait. The server serves no other client during a call, so this bounds their
-/// delay.
-const MAX_CHARGES: usize = 256;
+/// The maximum work while many wait. The server serves no other client during a call, so this bounds their delay.
+const MAX_CHARGES: usize = 256 * CHARGE;
 
 /// The maximum number of callers of a call. Only identical checks reach it, because they share their charges.
 const MAX_CALLERS: usize = 1_024;
@@ -93,20 +95,35 @@ impl Waiter {
 }
 
 impl Request {
-    /// The amount of work: the number of keys that the operation charges.
+    /// The amount of work, by the keys that the operation charges and the ids of its slots.
     pub(super) fn charges(&self) -> usize {
-        if let Task::Other(operation) = &self.task
-            && let Operation::Settle(settlement) = &**operation
-        {
-            return settlement.costs().len(); // a separate operation settles its shadows
-        }
-        let check = self.task.check();
-        check.map_or(1, |check| check.all_charges().len())
+        let charges = self.task.check().map_or(1, |it| it.all_charges().len());
+        let (charges, ids) = match &self.task {
+            Task::Check(check) => (charges, ids(check)),
+            Task::Other(operation) => match &**operation {
+                Operation::CheckBatch(batch) => (
+                    charges,
+                    ids(batch.check()).saturating_mul(batch.count().into()),
+                ),
+                // A separate operation settles its shadows.
+                Operation::Settle(settlement) => (settlement.costs().len(), 0),
+                Operation::Renew(slots) | Operation::Return(slots) => (charges, slots.ids().len()),
+                _ => (charges, 0),
+            },
+        };
+        (charges * CHARGE).saturating_add(ids)
     }
 
     fn takes_slots(&self) -> bool {
         matches!(&self.task, Task::Check(check) if check.takes_slots())
     }
+}
+
+/// How many ids of slots a check has.
+fn ids(check: &Check) -> usize {
+    let taking = check.all_charges().iter().filter(|it| it.takes_slots());
+    let ids = taking.map(Charge::cost).sum::<u64>();
+    usize::try_from(ids).unwrap_or(usize::MAX)
 }
 
 /// Operations that travel together, in order of arrival.
@@ -127,24 +144,24 @@ impl SharedCall {
     /// Takes as many operations from the front as fit into a call; `None` if none waits.
     pub(super) fn gather(waiting: &mut Waiting<Request>, share: usize) -> Option<Self> {
         let first = waiting.take_first()?;
-        let most_charges = share.clamp(FEW_CHARGES, MAX_CHARGES);
-        let (mut charges, mut callers) = (first.charges(), 1);
+        let most_work = share.clamp(FEW_CHARGES, MAX_CHARGES);
+        let (mut work, mut callers, most) = (first.charges(), 1, most_work / CHARGE);
         let mut call = Self {
-            operations: Vec::with_capacity(most_charges),
-            waiters: Vec::with_capacity(most_charges),
-            traces: Vec::with_capacity(most_charges),
+            operations: Vec::with_capacity(most),
+            waiters: Vec::with_capacity(most),
+            traces: Vec::with_capacity(most),
             seen: 0,
         };
         call.push(trace(&first.task), first.task, first.waiter);
         while let Some(next) = waiting.first() {
             let trace = trace(&next.task);
             let identical = call.identical(&next.task, trace);
-            charges += match identical {
+            work = work.saturating_add(match identical {
                 Some(_) if !next.takes_slots() => 0,
                 _ => next.charges(),
-            };
+            });
             callers += 1;
-            if charges > most_charges || callers > MAX_CALLERS {
+            if work > most_work || callers > MAX_CALLERS {
                 break;
             }
             call.add(identical, trace, waiting.take_first()?);

@@ -90,7 +90,7 @@ impl TransactionStore {
 
     fn call_all(&self, operations: Vec<Operation>) -> CallFuture {
         let store = &self.runner.store;
-        let index = store.index_update(&operations);
+        let index = RedisStore::index_update(&operations, |look| self.check(look));
         let (runner, sent) = (Arc::clone(&self.runner), Sent::queued());
         let replies = runner.execute(operations, sent.clone());
         let replies = StoreFuture::pending(replies).queued(Some(sent));

@@ -15,7 +15,7 @@ use crate::{
     domain::error::{StoreError, StoreErrorKind},
     store::redis::{
         connection::{NO_TIMEOUT, within},
-        error::{closed, code, needs_another_connection, store_error},
+        error::{closed, code, needs_another_connection, reply_error, store_error},
         key_names::window_of_slots,
         milliseconds,
     },
@@ -213,7 +213,7 @@ impl Session {
         self.is_lost |= needs_another_connection(error);
         match code(error) {
             Some(code @ ("MOVED" | "ASK" | "CROSSSLOT")) => ON_A_CLUSTER.with_code(code),
-            _ => store_error(error),
+            _ => reply_error(error),
         }
     }
 

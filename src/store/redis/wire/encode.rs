@@ -429,11 +429,14 @@ impl Call {
         self.args.end();
     }
 
-    /// The block, and the strikes that it needs and forgets.
+    /// The block, and the strikes that it needs and, if their count is 0, forgets.
     fn push_ban(&mut self, names: &Names, key: &Key, strikes: Rule, request: &BlockRequest) {
         self.push_block(names, key, request);
         self.push_key(names, STRIKES, key);
-        self.push_head(Head::of(RESET + JOINED));
+        self.push_head(Head {
+            count: request.keeps_strikes().into(),
+            ..Head::of(RESET + JOINED)
+        });
         // The address of these rules will be that of others.
         if let Some(part) = self.push_policy_once(&[strikes], NOWHERE) {
             push_number(&mut self.args.bytes, part.into(), 2);
