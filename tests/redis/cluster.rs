@@ -526,9 +526,6 @@ async fn a_node_that_hangs_costs_its_own_slots_alone() {
     );
 }
 
-/// The time that a busy machine may need for a round trip, less than the timeout of the call for one slot.
-const ROUND_TRIP: Duration = Duration::from_millis(300);
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn beside_a_node_that_hangs_nothing_stays_charged() {
     let (cluster, _turn) = disturbed().await;

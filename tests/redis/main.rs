@@ -14,6 +14,7 @@ mod forbidden;
 mod foreign;
 mod greeting;
 mod histories;
+mod late;
 mod latency;
 mod load;
 mod observe;

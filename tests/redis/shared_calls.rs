@@ -6,7 +6,6 @@ use support::{
     history::{Act, History, Player, few_cases, move_clock, wild},
     outcome::Outcome,
     served::fresh,
-    trace::traced,
 };
 use tokio::task::yield_now;
 

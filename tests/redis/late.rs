@@ -1,0 +1,315 @@
+//! A server that is late: checks cost what their requests cost, and whoever left before a check was written pays nothing.
+
+use std::sync::atomic::Ordering::SeqCst;
+
+use axum::{Router, routing::get};
+use futures::FutureExt;
+use http_body_util::BodyExt;
+use sluicegate::{limiter::Slot, middleware::CostMeter};
+use support::site::Site;
+use tokio::sync::Notify;
+
+use crate::{prelude::*, transactions::pool};
+
+/// Of the limiters here.
+const TIMEOUT: Duration = Duration::from_millis(100);
+
+fn tokens() -> Policy {
+    policy("tokens", "1000000/1h")
+}
+
+fn limiter(store: impl Store, failure: FailurePolicy) -> Limiter {
+    let limiter = Limiter::new(store).probe_interval(Duration::ZERO);
+    limiter.timeout(TIMEOUT).on_failure(failure)
+}
+
+/// A request that is charged 500 for each of these users, and meters 7. Returns the status.
+async fn request(limiter: &Limiter, users: &[&'static str]) -> StatusCode {
+    let mut layer = RateLimitLayer::new(limiter.clone());
+    for (place, user) in users.iter().enumerate() {
+        let policy = if place == 0 {
+            tokens()
+        } else {
+            policy("others", "1000000/1h")
+        };
+        layer = layer
+            .limit(policy, Key::new("user", *user))
+            .cost(|_, _| 500);
+    }
+    let handler = get(async |meter: CostMeter| {
+        meter.add(7);
+        "seven"
+    });
+    let app = Router::new().route("/", handler).layer(layer.meter_costs());
+    let request = Request::builder().uri("/").body(Body::empty()).unwrap();
+    let response = app.oneshot(request).await.unwrap();
+    let status = response.status();
+    response.into_body().collect().await.unwrap();
+    status
+}
+
+/// Three requests, each while the servers do not answer for a while. Returns the units that are stored afterwards.
+async fn three_while_paused(
+    servers: &[&Server],
+    store: impl Store + Clone,
+    failure: FailurePolicy,
+    users: &[&'static str],
+) -> Vec<u64> {
+    let (limiter, watch) = (limiter(store.clone(), failure), patient(store));
+    for user in users {
+        used(&watch, &tokens(), user).await; // the server knows the script
+    }
+    for _ in 0..3 {
+        servers.iter().for_each(|server| server.stop());
+        let status = request(&limiter, users).await;
+        assert_eq!(status == 503, failure == FailurePolicy::Closed);
+        servers.iter().for_each(|server| server.cont());
+        support::finished(&limiter).await;
+    }
+    let mut all = Vec::new();
+    for (place, user) in users.iter().enumerate() {
+        let policy = if place == 0 {
+            tokens()
+        } else {
+            policy("others", "1000000/1h")
+        };
+        all.push(used(&watch, &policy, user).await);
+    }
+    all
+}
+
+const FAILURES: [(FailurePolicy, u64); 3] = [
+    (FailurePolicy::Open, 21),
+    (FailurePolicy::Local, 21),
+    (FailurePolicy::Closed, 0),
+];
+
+#[tokio::test]
+async fn a_server_that_is_late_counts_what_was_used_under_each_failure_policy() {
+    let server = Server::start();
+    for (number, (failure, expected)) in FAILURES.into_iter().enumerate() {
+        for in_flight in [4, 0] {
+            let store = connect(&server).await.in_flight(in_flight);
+            let store = store.prefix(&format!("late-{number}-{in_flight}"));
+            let stored = three_while_paused(&[&server], store, failure, &["alice"]).await;
+            assert_eq!(stored, [expected], "{failure:?} {in_flight}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn transactions_that_are_late_count_what_was_used() {
+    let server = Server::start();
+    for (number, (failure, expected)) in FAILURES.into_iter().enumerate() {
+        let store = RedisStore::transactions(pool(server.url()).await);
+        let store = store.prefix(&format!("late-{number}"));
+        let stored = three_while_paused(&[&server], store, failure, &["alice"]).await;
+        assert_eq!(stored, [expected], "{failure:?}");
+    }
+}
+
+#[cfg(feature = "cluster")]
+#[tokio::test]
+async fn two_slots_of_a_cluster_that_are_late_count_what_was_used() {
+    let cluster = Cluster::start(Duration::from_secs(60));
+    let nodes: Vec<&Server> = cluster.nodes.iter().collect();
+    let at = |home: usize| {
+        let mut names = (0..).map(|it| format!("{it}"));
+        let name = names.find(|it| cluster.home(&format!("user={it}")) == home);
+        &*name.unwrap().leak()
+    };
+    let users = [at(0), at(1)];
+    for (number, (failure, expected)) in FAILURES.into_iter().enumerate() {
+        let store = RedisStore::cluster(cluster.urls()).await.unwrap();
+        let store = store.prefix(&format!("late-{number}"));
+        let stored = three_while_paused(&nodes[..2], store, failure, &users).await;
+        assert_eq!(stored, [expected; 2], "{failure:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_caller_that_follows_the_failure_policy_by_hand_or_asks_again_pays_for_one_check_at_most()
+{
+    let server = Server::start();
+    let store = connect(&server).await;
+    let (limiter, watch) = (limiter(store.clone(), FailurePolicy::Open), patient(store));
+    used(&watch, &tokens(), "alice").await;
+    let estimate = |name| [charge(&tokens(), name, 500)];
+    server.stop();
+    for _ in 0..3 {
+        assert!(limiter.check(estimate("alice")).await.is_err());
+    }
+    let asks = limiter.acquire(estimate("bob"), Duration::from_secs(20));
+    let lists = [estimate("carol"), estimate("dave")];
+    let first = limiter.check_first(lists).map(|it| assert!(it.is_err()));
+    let goes_on = async {
+        sleep(3 * TIMEOUT).await;
+        server.cont();
+    };
+    let (asked, (), ()) = tokio::join!(asks, first, goes_on);
+    assert!(asked.unwrap().is_allowed());
+    support::finished(&limiter).await;
+    for (name, expected) in [("alice", 0), ("bob", 500), ("carol", 0), ("dave", 0)] {
+        assert_eq!(used(&watch, &tokens(), name).await, expected, "{name}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clients_that_reset_at_random_pay_what_was_metered_on_every_key() {
+    const KEYS: usize = 16;
+    let server = Server::start();
+    let store = connect(&server).await;
+    let (limiter, watch) = (Limiter::new(store.clone()), patient(store));
+    let metered: Arc<[AtomicU64; KEYS]> = Arc::default();
+    let layer = RateLimitLayer::new(limiter.clone())
+        .limit(tokens(), sluicegate::Header::new("x-user"))
+        .cost(|_, _| 500)
+        .meter_costs()
+        .refund_unanswered();
+    let counted = Arc::clone(&metered);
+    let handler = async move |meter: CostMeter, head: http::HeaderMap| {
+        let user: usize = head["x-user"].to_str().unwrap().parse().unwrap();
+        meter.add(7);
+        counted[user].fetch_add(7, SeqCst);
+        tokio::task::yield_now().await;
+        "seven"
+    };
+    let site = Site::start(Router::new().route("/", get(handler)).layer(layer)).await;
+    let mut random = fastrand::Rng::with_seed(5);
+    let clients = (0..500).map(|client| {
+        let (address, wait) = (site.address(), random.u64(..6_000));
+        async move {
+            let mut socket = TcpStream::connect(address).await.unwrap();
+            let head = format!(
+                "GET / HTTP/1.1\r\nhost: a\r\nx-user: {}\r\n\r\n",
+                client % KEYS
+            );
+            socket.write_all(head.as_bytes()).await.unwrap();
+            sleep(Duration::from_micros(wait)).await;
+            socket.set_zero_linger().unwrap(); // a reset
+        }
+    });
+    join_all(clients).await;
+    drop(site);
+    let settled = async || {
+        support::finished(&limiter).await;
+        let mut is_exact = true;
+        for (user, metered) in metered.iter().enumerate() {
+            is_exact &= used(&watch, &tokens(), user).await == metered.load(SeqCst);
+        }
+        is_exact
+    };
+    until("what is stored is what was metered", settled).await;
+}
+
+#[tokio::test]
+async fn calls_whose_callers_are_gone_keep_no_later_check_waiting() {
+    let server = Server::start();
+    let store = connect(&server).await;
+    let (limiter, watch) = (limiter(store.clone(), FailurePolicy::Open), patient(store));
+    used(&watch, &tokens(), "alice").await;
+    server.stop();
+    for _ in 0..4 {
+        assert!(limiter.check(one(&tokens(), "alice")).await.is_err());
+    }
+    // The fifth is sent at once, beside the four that hang.
+    let fifth = limiter.check(one(&tokens(), "bob")).await.unwrap_err();
+    assert!(!fifth.is_unsent(), "{fifth}");
+    server.cont();
+    support::finished(&limiter).await;
+}
+
+#[tokio::test]
+async fn a_server_that_greets_late_sees_no_check_whose_caller_has_left() {
+    let server = Server::start();
+    let (speak, address) = (Arc::new(Notify::new()), server.address());
+    let speaks = Arc::clone(&speak);
+    let url = listen(move |mut client| {
+        let speaks = Arc::clone(&speaks);
+        async move {
+            speaks.notified().await;
+            let mut server = TcpStream::connect(address).await.unwrap();
+            let _ = tokio::io::copy_bidirectional(&mut client, &mut server).await;
+        }
+    })
+    .await;
+    for in_flight in [4, 0] {
+        let store = RedisStore::connect_lazy(&*url)
+            .unwrap()
+            .in_flight(in_flight);
+        let limiter = limiter(store, FailurePolicy::Open).publish_policies(false);
+        let before = server.calls("evalsha") + server.calls("eval");
+        let checks = (0..2_500).map(|user| {
+            let limiter = limiter.clone();
+            async move { limiter.check(one(&tokens(), user)).await }
+        });
+        for result in join_all(checks).await {
+            assert!(result.unwrap_err().is_unsent());
+        }
+        speak.notify_waiters();
+        let speaks = Arc::clone(&speak);
+        let speaking = tokio::spawn(async move {
+            loop {
+                speaks.notify_waiters();
+                tokio::task::yield_now().await;
+            }
+        });
+        support::finished(&limiter).await;
+        patient(RedisStore::connect_lazy(&*url).unwrap())
+            .check(one(&tokens(), "last"))
+            .await
+            .unwrap();
+        speaking.abort();
+        let calls = server.calls("evalsha") + server.calls("eval") - before;
+        assert!(calls <= 2, "{calls}: that of the last, and its script");
+    }
+}
+
+#[test]
+fn runtimes_one_after_the_other_take_and_return_the_one_slot() {
+    let server = Server::start();
+    let store = RedisStore::connect_lazy(server.url()).unwrap();
+    let limiter = Limiter::new(store).timeout(SOON);
+    let jobs = policy("jobs", "1/1h@concurrent");
+    let job = || one(&jobs, "alice");
+    for _ in 0..50 {
+        let mut threads = tokio::runtime::Builder::new_multi_thread();
+        let runtime = threads.worker_threads(2).enable_all().build().unwrap();
+        let taken = runtime.block_on(limiter.acquire_slot(job(), 10 * SOON));
+        let slot: Slot = taken.unwrap().expect("none is denied").unwrap();
+        runtime.spawn(async move {
+            let _slot = slot;
+            std::future::pending::<()>().await;
+        });
+    }
+    let runtime = support::runtime();
+    runtime.block_on(support::finished(&limiter));
+    let used = runtime.block_on(used(&limiter, &jobs, "alice"));
+    assert_eq!(used, 0);
+}
+
+#[tokio::test]
+async fn a_client_whose_next_request_follows_its_response_finds_what_the_last_has_left() {
+    let server = Server::start();
+    let stores: [Arc<dyn Store>; 2] = [
+        Arc::new(MemoryStore::new()),
+        Arc::new(connect(&server).await),
+    ];
+    for store in stores {
+        let limiter = Limiter::new(store).timeout(30 * SOON);
+        let layer = RateLimitLayer::new(limiter.clone())
+            .limit(policy("tokens", "600/1h"), Key::new("user", "alice"))
+            .cost(|_, _| 500)
+            .meter_costs();
+        let handler = get(async |meter: CostMeter| meter.add(7));
+        let app = Router::new().route("/", handler).layer(layer);
+        let mut admitted = 0;
+        for _ in 0..20 {
+            let request = Request::builder().uri("/").body(Body::empty()).unwrap();
+            let response = app.clone().oneshot(request).await.unwrap();
+            admitted += u32::from(response.status() == 200);
+            response.into_body().collect().await.unwrap();
+        }
+        assert_eq!(admitted, 15);
+    }
+}
