@@ -31,7 +31,7 @@ pub(super) struct Reader<'a> {
 
 const NO_TIME: &str = "it has no time that can be read: see --time";
 
-/// A pattern, the index of its view, whether it is loose, and where it finds the groups.
+/// A pattern, the index of its view, whether names may have blanks, and the places of the groups.
 type Try = (Regex, usize, bool, CaptureLocations);
 
 /// The values of a line, the index of their view, and whether the line fits loosely.

@@ -47,7 +47,7 @@ impl Place {
 }
 
 impl Record<'_> {
-    /// The value at a place; `None` if there is none, or if it says that there is none.
+    /// The value at a place; `None` if there is none, or only a `-`.
     pub(super) fn get(&self, place: &Place) -> Option<Cow<'_, [u8]>> {
         let group = |at: usize| match self {
             Self::Text(groups, line) => groups.get(at).map(|(from, to)| &line[from..to]),

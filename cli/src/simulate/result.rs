@@ -2,13 +2,14 @@
 
 use serde::Serialize;
 use serde_json::{Value, json};
+use sluicegate::Rule;
 
 use super::bound::Verdict;
 use super::jobs::Job;
 use super::others::Other;
 use super::reading::{Counts, Reading};
 use super::replay::PEAK_FACTOR;
-use super::tally::{Hit, Tally};
+use super::tally::{Hit, RuleTally, Tally};
 use super::timeline::OverTime;
 use crate::{Result, text};
 
@@ -68,6 +69,24 @@ pub(super) struct RuleOutcome {
 }
 
 impl RuleOutcome {
+    /// The outcome of a rule, with its replays.
+    fn new<'a>(rule: &Rule, tally: RuleTally, others: impl Iterator<Item = &'a Other>) -> Self {
+        let (alone, others): (Vec<&Other>, Vec<&Other>) = others.partition(|it| it.limit.is_none());
+        let limits = others.iter().filter_map(|it| {
+            let (limit, refused) = (it.limit?, it.refused);
+            Some(OtherLimit { limit, refused })
+        });
+        let alone = alone.into_iter().filter(|peak| peak.refused == 0);
+        Self {
+            rule: rule.to_string(),
+            refused: tally.refused,
+            alone: tally.alone,
+            nobody_refused_at: alone.map(|peak| peak.peak).next(),
+            limit: rule.limit(),
+            other_limits: limits.collect(),
+        }
+    }
+
     /// The lowest limit that refuses no request, as text.
     pub(super) fn min_limit(&self) -> String {
         let tried = self.limit.max(1).saturating_mul(PEAK_FACTOR);
@@ -121,21 +140,7 @@ impl Outcome {
             let rules = (mapped.first_rule..).zip(policy.rules());
             let rules = rules.map(|(place, rule)| {
                 let others = others.iter().filter(|other| other.rule == place);
-                let (alone, others): (Vec<&Other>, Vec<&Other>) =
-                    others.partition(|it| it.limit.is_none());
-                let limits = others.iter().filter_map(|it| {
-                    let (limit, refused) = (it.limit?, it.refused);
-                    Some(OtherLimit { limit, refused })
-                });
-                let alone = alone.into_iter().filter(|peak| peak.refused == 0);
-                RuleOutcome {
-                    rule: rule.to_string(),
-                    refused: tally.rules[place].refused,
-                    alone: tally.rules[place].alone,
-                    nobody_refused_at: alone.map(|peak| peak.peak).next(),
-                    limit: rule.limit(),
-                    other_limits: limits.collect(),
-                }
+                RuleOutcome::new(rule, tally.rules[place], others)
             });
             PolicyOutcome {
                 name: policy.name().to_owned(),

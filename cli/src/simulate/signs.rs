@@ -10,7 +10,7 @@ const FEW: u64 = 5;
 #[derive(Default)]
 pub(super) struct Sign {
     keyed: u64,
-    /// The number of odd values, the first of them, and how it is odd.
+    /// The number of odd values, the first of them, and its oddity.
     odd: u64,
     example: Option<(Key, &'static str)>,
     /// The values that were a list of several addresses, without trusted proxies.

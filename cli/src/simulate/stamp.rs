@@ -188,7 +188,7 @@ mod tests {
     fn a_request_began_its_duration_before_it_ended() {
         for (text, lasted, began) in [
             ("1000.250", 100, (1_000_150, false)),
-            // A whole second is anywhere in it: half of a second less is the same.
+            // A whole second stands for all of its moments: half of a second less is the same.
             ("1000", 500, (1_000_000, true)),
             ("1000", 501, (999_000, true)),
             ("1000", 60_000, (940_000, true)),

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::tool::{Said, Tool};
 
-/// What a server writes for a request: its name, the options, whether the time is when the request ended, a line before
+/// A server: its format, the options, whether the time is when the request ended, a line before
 /// all others, and the lines of one request.
 type Server = (&'static str, &'static str, bool, &'static str, &'static str);
 

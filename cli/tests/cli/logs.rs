@@ -1,4 +1,4 @@
-//! What `simulate` makes of clients, of proxies, of names of users, of prefixes and of times, and the lines that a verdict
+//! Clients, proxies, names of users, prefixes and times in the logs that `simulate` reads, and the lines that a verdict
 //! needs.
 
 use crate::tool::{Said, Tool, rows};
