@@ -371,7 +371,7 @@ fn callers_of_one_runtime_get_their_answers_whatever_becomes_of_those_of_another
             for it in &mut asked {
                 assert!(futures::poll!(it).is_pending());
             }
-            drop(goes);
+            goes.shutdown_background();
             for answer in join_all(asked).await {
                 assert!(answer.unwrap().is_allowed());
             }
