@@ -25,6 +25,7 @@ use serde::Deserialize;
 use sluicegate::{
     Charge, Decision, FailurePolicy, Header, Key, Limiter, MemoryStore, PeerIp, Policy,
     RateLimitLayer, RedisStore, Store,
+    limiter::Background,
     middleware::{BodyError, CostMeter, FollowedBody, HeaderStyle, ParsedBody, ReadBodyLayer},
     store::Check,
 };
@@ -167,7 +168,7 @@ impl Service<Request<()>> for Bare {
 
 /// The limiter of each row.
 fn limiter(store: impl Store) -> Limiter {
-    Limiter::new(store)
+    Limiter::new(store).background(Background::Here)
 }
 
 fn layer(rules: &str) -> RateLimitLayer {
@@ -251,7 +252,7 @@ where
             black_box(frame.unwrap());
         }
         drop(body);
-        limiter.return_slots().await;
+        limiter.finish(Duration::from_secs(60)).await;
     }
 }
 

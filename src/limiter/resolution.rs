@@ -25,12 +25,11 @@ impl Resolution {
     pub(super) fn with_late(self, check: &Check, late: Late) -> Self {
         match self {
             Self::Open(error, _) => {
-                let usage = Usage::unused(check);
-                usage.wait_for_late(late);
+                let usage = Usage::unused(check).with_late(late);
                 Self::Open(error, Some(usage))
             }
             Self::Decided(Decision::Allowed(usage)) => {
-                usage.wait_for_late(late);
+                let usage = usage.with_late(late);
                 usage.serve_late();
                 Self::Decided(Decision::Allowed(usage))
             }

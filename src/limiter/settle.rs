@@ -2,6 +2,7 @@
 
 use std::{
     cell::Cell,
+    mem,
     pin::Pin,
     task::{Context, Poll, ready},
     time::Duration,
@@ -12,6 +13,7 @@ use tokio::time::Instant;
 use super::{
     Limiter, SETTLING,
     caller::{Answer, Calling, To},
+    refusals::GivenBack,
 };
 use crate::{
     domain::{
@@ -64,7 +66,7 @@ impl Limiter {
             }
         };
         usage.end_late(cost);
-        let (parts, settled) = self.settling(parts).await;
+        let (parts, settled) = self.settle_within(parts).await;
         for (part, result) in parts.iter().zip(&settled) {
             // The other part may have been settled.
             if result.as_ref().is_err_and(StoreError::is_unsent) {
@@ -113,26 +115,15 @@ impl Limiter {
         usage: &Usage,
         parts: Vec<Settlement>,
     ) -> Result<Usage, StoreError> {
-        let (parts, settled) = self.settling(parts).await;
+        let (parts, settled) = self.settle_within(parts).await;
         joined(usage, &parts, settled)
     }
 
-    /// Begins to settle these parts of one check within the timeout, when first polled.
-    fn settling(&self, parts: Vec<Settlement>) -> Settling {
-        let limiter = self.clone();
-        let work = async move {
-            let settled = limiter.settle_each(&parts).await;
-            (parts, settled)
-        };
-        Settling {
-            limiter: self.clone(),
-            work: Some(Box::pin(work)),
-        }
-    }
-
-    /// Settles these parts of one check within the timeout, and returns their results one by one.
-    async fn settle_each(&self, parts: &[Settlement]) -> Settled {
-        let mut settled = self.settle_all(parts, self.inner.caller.timeout()).await;
+    /// Settles these parts of one check within the timeout, and returns their results one by one. If the caller leaves,
+    /// that goes on in the background.
+    async fn settle_within(&self, parts: Vec<Settlement>) -> Ended {
+        let settling = self.settling(parts, self.inner.caller.timeout(), true);
+        let (parts, mut settled) = settling.await;
         // If all have failed and only one was possibly sent, its error wins: that one must not be made again.
         let failures = settled.iter().filter_map(|result| result.as_ref().err());
         let mut sent = failures.clone().filter(|error| !error.is_unsent());
@@ -141,7 +132,7 @@ impl Limiter {
         {
             settled.fill(Err(error));
         }
-        settled
+        (parts, settled)
     }
 
     /// Settles these parts of one check, for which no request waits, and tries again while the store has certainly done
@@ -158,7 +149,9 @@ impl Limiter {
         let mut slower = 1_u32;
         loop {
             let left = end.saturating_duration_since(Instant::now());
-            let settled = self.settle_all(&parts, each.min(left)).await;
+            let settling = self.settling(mem::take(&mut parts), each.min(left), false);
+            let settled;
+            (parts, settled) = settling.await;
             let mut unsent = settled.iter().map(|settled| {
                 let error = settled.as_ref().err().filter(|error| error.is_unsent());
                 // Time hardly mends these, or not soon, so ask less and less often.
@@ -185,16 +178,27 @@ impl Limiter {
         self.inner.jobs.background.finish(work);
     }
 
-    /// Settles all parts in the one place that decided them, and returns their results one by one.
-    async fn settle_all(&self, parts: &[Settlement], timeout: Duration) -> Settled {
-        let Some(first) = parts.first() else {
-            return Vec::new();
-        };
-        let local = first.usage().is_local();
-        let ending = self.inner.memory.refusals.settling(parts);
-        let call = self.call_to_settle(first, parts.get(1), local, timeout);
-        let Answer { result, timing } = call.await;
-        drop(ending);
+    /// Begins to settle all parts in the one place that decided them.
+    fn settling(&self, parts: Vec<Settlement>, timeout: Duration, goes_on: bool) -> Settling {
+        let call = parts.first().map(|first| {
+            let local = first.usage().is_local();
+            let ending = self.inner.memory.refusals.settling(&parts);
+            (
+                self.call_to_settle(first, parts.get(1), local, timeout),
+                ending,
+            )
+        });
+        Settling {
+            limiter: self.clone(),
+            parts,
+            call,
+            goes_on,
+        }
+    }
+
+    /// Notes the results one by one.
+    fn settled(&self, parts: &[Settlement], answer: Answer<Settled>) -> Settled {
+        let Answer { result, timing } = answer;
         let results = result.unwrap_or_else(|error| vec![Err(error); parts.len()]);
         for (index, (settlement, result)) in parts.iter().zip(&results).enumerate() {
             // A late decision was not reported.
@@ -265,11 +269,14 @@ impl Limiter {
     }
 }
 
-/// A settlement of the parts of one check. If its caller leaves, it goes on in the background.
+/// A settlement of the parts of one check.
 struct Settling {
     limiter: Limiter,
-    /// `None` when it has ended.
-    work: Option<Pin<Box<dyn Future<Output = Ended> + Send>>>,
+    parts: Vec<Settlement>,
+    /// `None` when it has ended, or without parts.
+    call: Option<(Calling<Settled>, Option<GivenBack>)>,
+    /// Whether it goes on in the background if its caller leaves.
+    goes_on: bool,
 }
 
 type Ended = (Vec<Settlement>, Settled);
@@ -278,23 +285,31 @@ impl Future for Settling {
     type Output = Ended;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Ended> {
-        let Some(work) = &mut self.work else {
-            panic!("polled after completion");
+        let this = &mut *self;
+        let Some((call, _)) = &mut this.call else {
+            return Poll::Ready(Ended::default());
         };
-        let ended = ready!(work.as_mut().poll(cx));
-        self.work = None;
-        Poll::Ready(ended)
+        let answer = ready!(Pin::new(call).poll(cx));
+        this.call = None;
+        let settled = this.limiter.settled(&this.parts, answer);
+        Poll::Ready((mem::take(&mut this.parts), settled))
     }
 }
 
 impl Drop for Settling {
     fn drop(&mut self) {
-        let Some(work) = self.work.take() else {
+        let Some(call) = self.call.take().filter(|_| self.goes_on) else {
             return;
         };
         let limiter = self.limiter.clone();
+        let rest = Self {
+            limiter: limiter.clone(),
+            parts: mem::take(&mut self.parts),
+            call: Some(call),
+            goes_on: false,
+        };
         self.limiter.in_background(async move {
-            let (mut parts, settled) = work.await;
+            let (mut parts, settled) = rest.await;
             let mut settled = settled.iter();
             let is_unsent = |settled: &Result<_, StoreError>| {
                 settled.as_ref().is_err_and(StoreError::is_unsent)

@@ -519,6 +519,7 @@ async fn a_node_that_hangs_costs_its_own_slots_alone() {
     load.end().await.suffered();
     assert_eq!(other_load.end().await.errors, []);
     // Charges beside the silent node were refunded, or the silent node was charged as well.
+    support::finished(&limiter).await;
     let healthy = used(&limiter, &other, &others[0]).await;
     assert!(
         healthy <= used(&limiter, &other, &mute[0]).await,

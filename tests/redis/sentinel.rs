@@ -193,7 +193,7 @@ async fn a_primary_without_replicas_stops_when_told_to_need_one() {
         refused.is_some()
     };
     assert!(until("it stops", is_refused).await < 5 * SOON);
-    assert_eq!(refused, Some(StoreErrorKind::Unavailable));
+    assert_eq!(refused, Some(StoreErrorKind::Refused));
     group.servers.iter().for_each(Server::cont);
     until("it works again", async || works(&store).await).await;
 }

@@ -25,7 +25,16 @@ use crate::domain::{
 #[derive(Clone, Debug)]
 pub struct Usage {
     inner: Arc<Inner>,
-    shadow: Option<Arc<Decision>>,
+    /// `None` for most.
+    beside: Option<Arc<Beside>>,
+}
+
+/// What a usage may have beside its figures.
+#[derive(Debug)]
+struct Beside {
+    shadow: Option<Decision>,
+    /// Set while the store may still admit the check, although the request goes on without its answer.
+    late: Option<Arc<Late>>,
 }
 
 #[derive(Debug)]
@@ -45,8 +54,6 @@ struct Inner {
     has_alternatives: AtomicBool,
     /// The indexes of the rules of which this usage is a notice.
     near_limit: OnceLock<Box<[usize]>>,
-    /// Set while the store may still admit the check, although the request goes on without its answer.
-    late: OnceLock<Box<Late>>,
 }
 
 /// How a decision was made.
@@ -81,7 +88,6 @@ impl Clone for Inner {
             has_unseen_blocks: copy(&self.has_unseen_blocks),
             has_alternatives: copy(&self.has_alternatives),
             near_limit: self.near_limit.clone(),
-            late: OnceLock::new(),
             ..*self
         }
     }
@@ -148,9 +154,8 @@ impl Usage {
                 has_unseen_blocks: AtomicBool::new(false),
                 has_alternatives: AtomicBool::new(false),
                 near_limit: OnceLock::new(),
-                late: OnceLock::new(),
             }),
-            shadow: None,
+            beside: None,
         }
     }
 
@@ -239,7 +244,11 @@ impl Usage {
     /// `None` when there are no shadows, when they could not be decided, and in a denial, which decides no shadow.
     #[must_use]
     pub fn shadow(&self) -> Option<&Decision> {
-        self.shadow.as_deref()
+        self.beside.as_ref()?.shadow.as_ref()
+    }
+
+    fn late_answer(&self) -> Option<&Arc<Late>> {
+        self.beside.as_ref()?.late.as_ref()
     }
 
     /// Returns the store's clock at the decision, in ms since the Unix epoch.
@@ -328,13 +337,17 @@ impl Usage {
     }
 
     /// Notes that the store may still admit the check. The final costs of this usage are then those of that answer.
-    pub(crate) fn wait_for_late(&self, late: Late) {
-        let _ = self.inner.late.set(Box::new(late));
+    pub(crate) fn with_late(mut self, late: Late) -> Self {
+        self.beside = Some(Arc::new(Beside {
+            shadow: self.shadow().cloned(),
+            late: Some(Arc::new(late)),
+        }));
+        self
     }
 
     /// Notes that the request is served without the answer.
     pub(crate) fn serve_late(&self) {
-        if let Some(late) = self.inner.late.get() {
+        if let Some(late) = self.late_answer() {
             late.serve();
         }
     }
@@ -351,7 +364,7 @@ impl Usage {
 
     /// The same, unless no cost is known.
     pub(crate) fn end_late_if_known(&self, cost: impl Fn(&Charge) -> Option<u64>) {
-        let Some(late) = self.inner.late.get() else {
+        let Some(late) = self.late_answer() else {
             return;
         };
         let charges = self.check().all_charges().iter();
@@ -376,7 +389,10 @@ impl Usage {
     }
 
     pub(crate) fn with_shadow(mut self, decision: Decision) -> Self {
-        self.shadow = Some(Arc::new(decision));
+        self.beside = Some(Arc::new(Beside {
+            shadow: Some(decision),
+            late: self.late_answer().cloned(),
+        }));
         self
     }
 
@@ -419,7 +435,7 @@ impl Usage {
             repeated.set_origin(Origin::Cached);
         }
         Self {
-            shadow: None,
+            beside: None,
             ..repeated
         }
     }
@@ -459,9 +475,8 @@ impl Usage {
                 has_unseen_blocks: AtomicBool::new(self.has_unseen_blocks()),
                 has_alternatives: AtomicBool::new(self.has_alternatives()),
                 near_limit: self.inner.near_limit.clone(),
-                late: OnceLock::new(),
             }),
-            shadow: self.shadow.clone(),
+            beside: self.beside.clone(),
         }
     }
 

@@ -141,7 +141,7 @@ impl Limiter {
     /// Move the meter into the stream that you answer with: if the client leaves, the server drops the stream, and the
     /// check costs what was metered until then. The settlement runs in the background, like that of a
     /// [layer](crate::RateLimitLayer::meter_costs): one that was surely not sent is tried again for a minute, and
-    /// [`return_slots`](Self::return_slots) waits for it. If nothing was metered, or it fails, the charge stays. A
+    /// [`finish`](Self::finish) waits for it. If nothing was metered, or it fails, the charge stays. A
     /// check is settled once: a meter of a denied or settled check settles nothing.
     ///
     /// Call this within a tokio runtime; you may drop the meter anywhere. It holds no slot: see [`hold`](Self::hold).
@@ -157,7 +157,7 @@ impl Limiter {
     /// let meter = limiter.meter(&decision);
     /// meter.add(7);                                                  // or for each part of a stream
     /// drop(meter);
-    /// limiter.return_slots().await;                                  // settled in the background
+    /// limiter.finish(std::time::Duration::from_secs(9)).await;       // settled in the background
     /// let left = limiter.peek([Charge::new(&tokens, alice, 0)]).await?;
     /// assert_eq!(left.rules().next().unwrap().remaining(), 993);
     /// # Ok::<(), Box<dyn std::error::Error>>(())

@@ -1,4 +1,4 @@
-//! [`ByRuntime`]: one value for each runtime that asks for it, until that runtime ends.
+//! [`ByRuntime`]: one value, which is cheap to clone, for each runtime that asks for it, until that runtime ends.
 
 use std::sync::{Arc, PoisonError, RwLock, Weak};
 
@@ -19,12 +19,12 @@ type Lines<T> = Arc<RwLock<Vec<Line<T>>>>;
 /// The value of one runtime.
 struct Line<T> {
     runtime: Id,
-    value: Arc<T>,
+    value: T,
     /// Dropped with this: then the guard ends.
     _is_kept: oneshot::Sender<()>,
 }
 
-impl<T: Send + Sync + 'static> ByRuntime<T> {
+impl<T: Clone + Send + Sync + 'static> ByRuntime<T> {
     pub(super) fn new() -> Self {
         Self {
             lines: Arc::default(),
@@ -32,7 +32,7 @@ impl<T: Send + Sync + 'static> ByRuntime<T> {
     }
 
     /// The value of the current runtime, which is made if there is none; `None` outside of a runtime.
-    pub(super) fn here(&self, make: impl FnOnce(&Handle) -> T) -> Option<Arc<T>> {
+    pub(super) fn here(&self, make: impl FnOnce(&Handle) -> T) -> Option<T> {
         let runtime = Handle::try_current().ok()?;
         let known = {
             let lines = self.lines.read().unwrap_or_else(PoisonError::into_inner);
@@ -42,8 +42,7 @@ impl<T: Send + Sync + 'static> ByRuntime<T> {
     }
 
     #[cold]
-    fn begin(&self, runtime: &Handle, value: T) -> Arc<T> {
-        let value = Arc::new(value);
+    fn begin(&self, runtime: &Handle, value: T) -> T {
         let (is_kept, kept) = oneshot::channel();
         let mut lines = self.lines.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = find(&lines, runtime.id()) {
@@ -51,7 +50,7 @@ impl<T: Send + Sync + 'static> ByRuntime<T> {
         }
         lines.push(Line {
             runtime: runtime.id(),
-            value: Arc::clone(&value),
+            value: value.clone(),
             _is_kept: is_kept,
         });
         drop(lines);
@@ -67,9 +66,9 @@ impl<T: Send + Sync + 'static> ByRuntime<T> {
     }
 }
 
-fn find<T>(lines: &[Line<T>], runtime: Id) -> Option<Arc<T>> {
+fn find<T: Clone>(lines: &[Line<T>], runtime: Id) -> Option<T> {
     let line = lines.iter().find(|line| line.runtime == runtime)?;
-    Some(Arc::clone(&line.value))
+    Some(line.value.clone())
 }
 
 /// Lives in a runtime, and removes its value when it ends.

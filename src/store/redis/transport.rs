@@ -37,7 +37,7 @@ impl Transports {
     /// The transport of the current runtime.
     pub(super) fn here(&self) -> RedisResult<Transport> {
         match self.runtimes.here(|_| (self.make)()) {
-            Some(here) => Ok(Transport::clone(&here)),
+            Some(here) => Ok(here),
             // Only the connection of a test works there.
             #[cfg(feature = "manual-clock")]
             None if let of_test @ Transport::OfTest(_) = (self.make)() => Ok(of_test),

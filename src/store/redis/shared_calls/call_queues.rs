@@ -30,16 +30,20 @@ pub(in crate::store::redis) struct CallQueues {
 }
 
 /// The calls of one runtime.
+#[derive(Clone)]
 enum OfRuntime {
     Server(Arc<SharedCalls>),
-    /// For each slot that was used: some hundred bytes each, for at most 16 384 slots.
     #[cfg(feature = "cluster")]
-    Cluster {
-        runtime: Handle,
-        transport: Transport,
-        slab: Arc<Slab>,
-        slots: Mutex<HashMap<Slot, Arc<SharedCalls>>>,
-    },
+    Cluster(Arc<BySlot>),
+}
+
+/// The calls to each slot that was used: some hundred bytes each, for at most 16 384 slots.
+#[cfg(feature = "cluster")]
+struct BySlot {
+    runtime: Handle,
+    transport: Transport,
+    slab: Arc<Slab>,
+    slots: Mutex<HashMap<Slot, Arc<SharedCalls>>>,
 }
 
 impl fmt::Debug for CallQueues {
@@ -62,12 +66,12 @@ impl CallQueues {
         let transport = self.store.transports.inside();
         #[cfg(feature = "cluster")]
         if transport.is_cluster() {
-            return OfRuntime::Cluster {
+            return OfRuntime::Cluster(Arc::new(BySlot {
                 runtime: runtime.clone(),
                 transport,
                 slab,
                 slots: Mutex::default(),
-            };
+            }));
         }
         OfRuntime::Server(self.calls(runtime, &transport, &slab, Box::default()))
     }
@@ -98,15 +102,16 @@ impl Lines for CallQueues {
     fn here(&self, task: &Task) -> Result<Arc<dyn Line>, StoreError> {
         let here = self.runtimes.here(|runtime| self.of_runtime(runtime));
         let here = here.ok_or(NO_RUNTIME)?;
-        match &*here {
-            OfRuntime::Server(calls) => Ok(Arc::clone(calls) as _),
+        match here {
+            OfRuntime::Server(calls) => Ok(calls as _),
             #[cfg(feature = "cluster")]
-            OfRuntime::Cluster {
-                runtime,
-                transport,
-                slab,
-                slots,
-            } => {
+            OfRuntime::Cluster(by_slot) => {
+                let BySlot {
+                    runtime,
+                    transport,
+                    slab,
+                    slots,
+                } = &*by_slot;
                 // All keys of the task are in one slot. One without keys goes to any.
                 let key = match task {
                     Task::Check(check) => self.store.routing_key_of_check(check),
