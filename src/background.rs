@@ -35,6 +35,9 @@ use crate::warning;
 /// The most living jobs that the end of a process waits for.
 const MOST_COUNTED: usize = 16_384;
 
+/// The most of them that wait for late answers, so that there is room for settlements beside these.
+const MOST_LATE: usize = MOST_COUNTED / 4 * 3;
+
 /// The most living jobs of the others.
 const MOST_OTHERS: usize = 1_024;
 
@@ -98,11 +101,18 @@ impl BackRoom {
     /// Begins work here that the end of a process waits for: what is ready at once is done when this returns, and calls to a
     /// server stand in the line of the caller's runtime. The rest is done in the thread.
     pub(crate) fn finish(self: &Arc<Self>, work: impl Future<Output = ()> + Send + 'static) {
-        let Some(task) = self.begin() else {
-            return;
-        };
-        let mut work: Work = Box::pin(work);
-        if look(&mut work).is_pending() {
+        self.finish_within(MOST_COUNTED, Box::pin(work));
+    }
+
+    /// The same for work that waits for a late answer.
+    pub(crate) fn finish_late(self: &Arc<Self>, work: impl Future<Output = ()> + Send + 'static) {
+        self.finish_within(MOST_LATE, Box::pin(work));
+    }
+
+    fn finish_within(self: &Arc<Self>, most: usize, mut work: Work) {
+        if look(&mut work).is_pending()
+            && let Some(task) = self.begin_within(most)
+        {
             self.start(Box::pin(async move {
                 work.await;
                 drop(task);
@@ -112,8 +122,12 @@ impl BackRoom {
 
     /// Counts a job that the end of a process waits for. `None` if there are too many: drop the job.
     pub(crate) fn begin(self: &Arc<Self>) -> Option<Task> {
+        self.begin_within(MOST_COUNTED)
+    }
+
+    fn begin_within(self: &Arc<Self>, most: usize) -> Option<Task> {
         let task = Task(Arc::clone(self));
-        self.has_room(&self.counted, MOST_COUNTED).then_some(task)
+        self.has_room(&self.counted, most).then_some(task)
     }
 
     /// Counts one more, and returns whether there is room for it.

@@ -9,8 +9,9 @@ use std::{
 
 use pin_project_lite::pin_project;
 use tokio::{
+    runtime::{Handle, Id},
     task::{unconstrained, yield_now},
-    time::{Instant, Sleep, sleep},
+    time::{Instant, Sleep, sleep_until},
 };
 
 use crate::background;
@@ -25,9 +26,12 @@ pin_project! {
     /// Nothing is created before that, so an answer that is ready at once needs neither a timer nor a runtime. When the
     /// timer expires, the runtime polls its sockets before the timeout counts: a busy process must not treat an answer
     /// that has arrived as late.
+    ///
+    /// It may move to another runtime: a timer of one that has ended must not be polled.
     pub(crate) struct LazySleep {
         duration: Duration,
         last_looks: u8,
+        runtime: Option<Id>,
         #[pin]
         sleep: Option<Sleep>,
     }
@@ -38,6 +42,7 @@ impl LazySleep {
         Self {
             duration,
             last_looks: LAST_LOOKS,
+            runtime: None,
             sleep: None,
         }
     }
@@ -53,11 +58,20 @@ impl Future for LazySleep {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let mut this = self.project();
-        if this.sleep.is_none() {
-            if background::is_first_look() {
-                return Poll::Pending;
-            }
-            this.sleep.set(Some(sleep(*this.duration)));
+        if this.sleep.is_none() && background::is_first_look() {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        let runtime = Handle::try_current().ok().map(|runtime| runtime.id());
+        if this.sleep.is_none() || *this.runtime != runtime {
+            let end = this
+                .sleep
+                .as_ref()
+                .as_pin_ref()
+                .map(|sleep| sleep.deadline());
+            let end = end.unwrap_or_else(|| Instant::now() + *this.duration);
+            this.sleep.set(Some(sleep_until(end)));
+            *this.runtime = runtime;
         }
         // Unconstrained: a future that is always busy exhausts the task's budget for tokio's resources, which include
         // the timer.

@@ -16,6 +16,7 @@ use super::{
     timeout::{DEFAULT_TIMEOUT, FOR_EVER, is_noticed_late},
 };
 use crate::{
+    background::is_first_look,
     domain::{
         block::Block,
         decision::Decision,
@@ -24,7 +25,7 @@ use crate::{
         slots::HeldSlots,
     },
     observe::{CallInfo, PollScope, RequestOutcome, Timing},
-    store::{Store, StoreFuture, TIMED_OUT},
+    store::{Left, Store, StoreFuture, TIMED_OUT},
     timer::LazySleep,
 };
 
@@ -62,7 +63,11 @@ pub(super) struct Call<T> {
     permit: Option<Permit>,
     answer: StoreFuture<T>,
     timeout: Duration,
-    /// Set while the store does not look after the timeout.
+    /// Set while it is polled: foreign code that panics is not polled again.
+    has_panicked: bool,
+    /// Whether it goes on in another runtime than it was begun in.
+    has_moved: bool,
+    /// Set while the store does not look after the timeout, or does so in another runtime.
     timer: Option<Pin<Box<LazySleep>>>,
     scope: Option<Box<dyn PollScope>>,
     // `None` without an observer, to save reading the clock.
@@ -143,6 +148,8 @@ impl Caller {
             permit: permit.map(|permit| self.breaker.begin_wait(permit)),
             answer,
             timeout,
+            has_panicked: false,
+            has_moved: false,
             timer: None,
             scope,
             start,
@@ -242,12 +249,11 @@ impl<T> Calling<T> {
         }
     }
 
-    /// Leaves the call. Returns the rest of the wait, unless the operation is surely never executed, or the answer was
-    /// taken.
-    pub(super) fn leave(&mut self) -> Option<StoreFuture<T>> {
+    /// Leaves the call.
+    pub(super) fn leave(&mut self) -> Left<T> {
         match self {
-            Self::Ready(_) => None,
-            Self::Waits(call) => call.answer.leave(),
+            Self::Waits(call) if !call.has_panicked => call.answer.leave(),
+            _ => Left::Answered,
         }
     }
 }
@@ -266,7 +272,12 @@ impl<T: StoreAnswer> Future for Calling<T> {
                 Some(answer) => Poll::Ready(answer),
                 None => panic!("polled after completion"),
             },
-            Self::Waits(call) => call.poll(cx),
+            Self::Waits(call) => {
+                call.has_panicked = true;
+                let answer = call.poll(cx);
+                call.has_panicked = false;
+                answer
+            }
         }
     }
 }
@@ -280,7 +291,10 @@ impl<T: StoreAnswer> Call<T> {
                 self.forgive(deadline);
                 result
             }
-            Poll::Pending if answer.is_timed() => return Poll::Pending,
+            Poll::Pending if answer.is_timed() && !self.has_moved => {
+                self.has_moved = is_first_look();
+                return Poll::Pending;
+            }
             Poll::Pending => {
                 let timer = self.timer.get_or_insert_with(|| {
                     let rest = |at: Instant| at.saturating_duration_since(Instant::now());

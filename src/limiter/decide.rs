@@ -25,7 +25,7 @@ use crate::{
         late::Late,
     },
     observe::{CallInfo, CallKind, Timing},
-    store::{Store, StoreFuture, maybe_ready::MaybeReady},
+    store::{Left, Store, StoreFuture, maybe_ready::MaybeReady},
 };
 
 /// The state of the limiter when a call begins.
@@ -72,10 +72,18 @@ impl Future for Deciding {
             panic!("polled after completion");
         };
         // After a timeout, the answer may still come.
-        let late = this.call.leave();
+        let late = match this.call.leave() {
+            Left::Late(answer) if pays(&this.check) && this.kind == CallKind::Check => Some(answer),
+            _ => None,
+        };
         let (limiter, check) = (&this.limiter, &this.check);
         Poll::Ready(limiter.resolve_call(this.kind, check, answer, asked, late))
     }
+}
+
+/// Whether a check has a cost, or takes slots, so that its late answer matters.
+fn pays(check: &Check) -> bool {
+    check.all_charges().iter().any(|charge| charge.cost() > 0)
 }
 
 /// The caller leaves before the answer. It keeps the charge, or nobody would be limited who hangs up, unless its layer
@@ -85,11 +93,12 @@ impl Drop for Deciding {
         let Some(Asked { mut slots, .. }) = self.asked.take() else {
             return;
         };
-        let Some(answer) = self.call.leave() else {
-            slots.iter_mut().for_each(|it| it.answered()); // it is never sent
-            return;
+        let answer = match self.call.leave() {
+            Left::Late(answer) => answer,
+            Left::Unsent => return slots.iter_mut().for_each(|it| it.answered()),
+            Left::Answered => return, // an observer or a store has panicked
         };
-        let refunds = self.limiter.inner.refunds_left && self.kind == CallKind::Check;
+        let refunds = self.limiter.inner.refunds_left && pays(&self.check);
         if refunds || slots.is_some() {
             let late = self.limiter.keep_late(&self.check, answer, slots);
             if !refunds {

@@ -181,6 +181,9 @@ impl Tries<'_> {
                 }
                 // A further try could only shorten the wait: no failure policy lifts the denial.
                 (answer, Some(Denied { check, denial })) if is_sure && !is_of_store(&answer) => {
+                    if let Resolution::Decided(Decision::Allowed(usage)) = &answer {
+                        self.limiter.undo(usage);
+                    }
                     return Ok((Resolution::Decided(Decision::Denied(denial)), check));
                 }
                 (answer, _) => return Ok((answer, check)),
@@ -264,6 +267,9 @@ impl Tries<'_> {
         let Resolution::Decided(decision) = asked.await else {
             return None;
         };
+        if decision.usage().shadow().is_none() {
+            self.limiter.undo(decision.usage()); // it may be admitted late
+        }
         Some((next, decision.usage().shadow()?.clone()))
     }
 }

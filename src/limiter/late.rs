@@ -52,7 +52,7 @@ impl Limiter {
             answer,
             slots,
         };
-        self.in_background(late.settle(cost));
+        self.inner.jobs.background.finish_late(late.settle(cost));
         Late::new(|cost| {
             let _ = end.send(cost); // fails if there is nothing to settle
         })
@@ -120,14 +120,21 @@ impl Drop for Unserved {
         let Some(usage) = self.admitted.take() else {
             return;
         };
-        drop(self.limiter.hold_usage(&usage));
-        if self.limiter.inner.refunds_left {
-            let limiter = self.limiter.clone();
-            let parts = Limiter::changed_parts(&usage, |_| 0);
-            self.limiter.in_background(async move {
-                let each = limiter.inner.caller.timeout();
-                limiter.settle_patiently(parts, each, SETTLING).await;
-            });
+        match self.limiter.inner.refunds_left {
+            true => self.limiter.undo(&usage),
+            false => drop(self.limiter.hold_usage(&usage)),
         }
+    }
+}
+
+impl Limiter {
+    /// Refunds an admission that is not served, and returns its slots.
+    pub(super) fn undo(&self, usage: &Usage) {
+        drop(self.hold_usage(usage));
+        let (limiter, parts) = (self.clone(), Self::changed_parts(usage, |_| 0));
+        self.in_background(async move {
+            let each = limiter.inner.caller.timeout();
+            limiter.settle_patiently(parts, each, SETTLING).await;
+        });
     }
 }

@@ -298,7 +298,8 @@ impl Future for Settling {
 
 impl Drop for Settling {
     fn drop(&mut self) {
-        let Some(call) = self.call.take().filter(|_| self.goes_on) else {
+        let goes_on = self.goes_on;
+        let Some(call) = self.call.take().filter(|_| goes_on) else {
             return;
         };
         let limiter = self.limiter.clone();

@@ -169,6 +169,16 @@ enum Answer<T> {
     Queued(Queued<T>),
 }
 
+/// What becomes of an operation whose caller leaves.
+pub(crate) enum Left<T> {
+    /// The caller has taken the answer.
+    Answered,
+    /// It is never sent.
+    Unsent,
+    /// It may have been sent: this is the rest of the wait.
+    Late(StoreFuture<T>),
+}
+
 /// The error of a caller that has waited for its timeout.
 pub(crate) const TIMED_OUT: StoreError =
     StoreError::new(StoreErrorKind::Timeout, "no answer within the timeout");
@@ -275,18 +285,21 @@ impl<T> StoreFuture<T> {
         }
     }
 
-    /// Leaves. Returns the rest of the wait, unless the operation is never sent, or the answer was taken.
-    pub(crate) fn leave(&mut self) -> Option<Self> {
+    /// Leaves, and says what becomes of the operation.
+    pub(crate) fn leave(&mut self) -> Left<T> {
         let is_over = match &self.answer {
             Answer::Any(answer) => matches!(answer, MaybeReady::Ready(None)),
             #[cfg(feature = "redis")]
             Answer::Queued(queued) => queued.is_over(),
         };
-        if is_over || self.is_never_sent() {
-            return None;
+        if is_over {
+            return Left::Answered;
+        }
+        if self.is_never_sent() {
+            return Left::Unsent;
         }
         let taken = Self::any(MaybeReady::Ready(None));
-        Some(mem::replace(self, taken))
+        Left::Late(mem::replace(self, taken))
     }
 }
 

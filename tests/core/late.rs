@@ -216,3 +216,21 @@ fn a_store_with_timers_whose_runtime_ends_while_it_is_late_is_a_lost_answer() {
     let stored = support::runtime().block_on(stored(&memory));
     assert_eq!(stored % 500, 0, "none is known by half");
 }
+
+/// A peek, and a check of no cost, have nothing to settle.
+#[tokio::test(start_paused = true)]
+async fn what_costs_nothing_is_not_waited_for() {
+    let memory = MemoryStore::new();
+    let store = Fated::new(memory, |_| Fate::Hangs);
+    let limiter = support::limiter(store);
+    assert!(limiter.peek(estimate()).await.is_err());
+    assert!(
+        limiter
+            .check([charge(&tokens(), "alice", 0)])
+            .await
+            .is_err()
+    );
+    assert_eq!(limiter.finish(Duration::ZERO).await, 0);
+    assert!(limiter.check(estimate()).await.is_err());
+    assert_eq!(limiter.finish(Duration::ZERO).await, 1);
+}

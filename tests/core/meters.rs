@@ -127,6 +127,26 @@ async fn a_settlement_that_was_not_sent_is_tried_again_for_a_minute_and_waited_f
     }
 }
 
+/// No breaker stops these.
+#[tokio::test(start_paused = true)]
+async fn a_settlement_that_a_server_refuses_for_long_is_tried_again_less_and_less_often() {
+    for kind in [StoreErrorKind::Refused, StoreErrorKind::AccessDenied] {
+        let tries = Arc::new(AtomicUsize::new(0));
+        let asked_for = tries.clone();
+        let limiter = Limiter::new(Fated::new(MemoryStore::new(), move |asked| match asked {
+            Asked::Execute(Operation::Settle(_)) => {
+                asked_for.fetch_add(1, SeqCst);
+                Fate::Fails(StoreError::new(kind, "told to").unsent())
+            }
+            _ => Fate::Answered,
+        }));
+        limiter.meter(&checked(&limiter).await).add(3);
+        limiter.return_slots().await;
+        let tries = tries.load(SeqCst);
+        assert!((10..=30).contains(&tries), "{kind:?}: {tries}");
+    }
+}
+
 #[test]
 fn a_meter_that_is_dropped_outside_of_its_runtime_is_settled_inside_or_in_the_next() {
     let limiter = support::limiter(MemoryStore::new());

@@ -176,3 +176,18 @@ async fn a_client_that_leaves_while_an_alternative_is_tried_is_refunded() {
         assert_eq!(left_of(&limiter, &all, &alice()).await, 10);
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_metered_shadow_alone_costs_what_it_has_used() {
+    for failure in [FailurePolicy::Open, FailurePolicy::Closed] {
+        let (memory, store) = late();
+        let limiter = support::limiter(store).on_failure(failure);
+        let layer = RateLimitLayer::new(limiter.clone())
+            .limit(tokens().shadow(), alice())
+            .cost(|_, _| 500)
+            .meter_costs();
+        assert_eq!(send_through(&layer, meters_seven()).await, 200);
+        support::finished(&limiter).await;
+        assert_eq!(stored(&memory).await, 7, "{failure:?}");
+    }
+}

@@ -17,7 +17,7 @@ use axum::http::{Response, request::Parts};
 use sluicegate::{*, middleware::*, policies::Policies};
 
 fn policy() -> Policy { Policy::parse("ip", "10/1s").unwrap() }
-fn layer() -> RateLimitLayer { support::layer(MemoryStore::new()) }
+fn layer() -> RateLimitLayer { RateLimitLayer::new(MemoryStore::new()) }
 fn respond<B>(_: impl MakeRejection<B>) {}
 "#;
 
@@ -115,9 +115,9 @@ layer().limit(policy(), |_: &Parts| async { Some(Key::new("a", "b")) });
 > does not extract keys > goes to `charge_async`
 layer().limit(policy(), |head| Some(Key::new("host", head.uri.host()?)));
 > error[E0282]
-support::layer("redis://127.0.0.1/");
+RateLimitLayer::new("redis://127.0.0.1/");
 > `&str` is neither a store nor a `Limiter` > `RedisStore::connect(url).await?`
-support::layer(RedisStore::connect("redis://127.0.0.1/"));
+RateLimitLayer::new(RedisStore::connect("redis://127.0.0.1/"));
 > is neither a store nor a `Limiter` > `RedisStore::connect(url).await?`
 store::Leases::new(RedisStore::connect("redis://127.0.0.1/"));
 > is not a store > `RedisStore::connect(url).await?`

@@ -443,15 +443,15 @@ fn counters_are_at_zero_before_the_first_request() {
     assert_eq!(grouped(&of_policies), block(expected));
 
     let count = |metric: &str| started.iter().filter(|it| it.starts_with(metric)).count();
-    assert_eq!(count("sluicegate_failures_total call=check kind="), 7 * 3);
+    assert_eq!(count("sluicegate_failures_total call=check kind="), 8 * 3);
     assert_eq!(count("sluicegate_blocked_total policy= by="), 4);
     assert_eq!(count("sluicegate_breaker_switches_total state="), 2);
     assert_eq!(count("sluicegate_breakers_open "), 1);
     for call in "peek settle renew return reset block unblock".split(' ') {
         let failed = format!("sluicegate_failures_total call={call} kind=");
-        assert_eq!(count(&failed), 7, "{call}");
+        assert_eq!(count(&failed), 8, "{call}");
     }
-    assert_eq!(started.len(), 28 + 7 * 7);
+    assert_eq!(started.len(), 31 + 7 * 8);
 
     let jobs = policy("jobs", "2/30s@concurrent");
     let built = registered(|observer| async move { observer.on_event(&Event::Policy(&jobs)) });

@@ -71,6 +71,8 @@ struct Entry {
     due_ms: Option<u64>,
     /// `None` while the slots are held.
     ended: Option<Ended>,
+    /// The key of the last held slots, to be dropped with this.
+    subject: Option<Subject>,
 }
 
 /// Slots to be returned.
@@ -126,7 +128,8 @@ impl Keeper {
             known_ms: now_ms.saturating_add(known_after_ms),
             _task: self.background.begin(),
         };
-        self.lock().add(Arc::clone(holding), Some(ended));
+        let before = self.lock().add(Arc::clone(holding), Some(ended));
+        drop(before);
         let message = Message::new(self, holding, true, now_ms);
         self.background.finish(message.send());
     }
@@ -173,8 +176,8 @@ impl Keeper {
         }
     }
 
-    /// The messages that are due, at most [`MOST_TOGETHER`], and how long until the next is.
-    fn due(self: &Arc<Self>) -> (Vec<Message>, Option<Duration>) {
+    /// The messages that are due, at most [`MOST_TOGETHER`], and when the next is.
+    fn due(self: &Arc<Self>) -> (Vec<Message>, Option<u64>) {
         let (mut messages, mut lost, now_ms) = (Messages::default(), Vec::new(), now_ms());
         let mut entries = self.lock();
         let mut gone = Vec::new();
@@ -196,11 +199,11 @@ impl Keeper {
                 }
             }
         }
-        let next_ms = entries.due.first().map(|due| due.0.saturating_sub(now_ms));
+        let next_ms = entries.due.first().map(|due| due.0);
         drop(entries);
         drop(gone); // without the lock: limiters and their observers are foreign code
         self.lose(&lost);
-        (messages.all, next_ms.map(Duration::from_millis))
+        (messages.all, next_ms)
     }
 
     /// Notifies the holders, and returns what may be left. A holder's waker is foreign code, and may panic.
@@ -231,8 +234,12 @@ impl Keeper {
             };
             if answer.is_some() && is_known {
                 let over = entries.remove(holding.number);
+                let is_last = entries.all.is_empty();
                 drop(entries);
                 drop(over); // without the lock
+                if is_last {
+                    self.changed.notify_one(); // the task ends
+                }
             } else {
                 self.schedule(entries, holding.number, again_ms);
             }
@@ -276,23 +283,26 @@ impl Keeper {
 }
 
 impl Entries {
-    fn add(&mut self, holding: Arc<Holding>, ended: Option<Ended>) {
+    fn add(&mut self, holding: Arc<Holding>, ended: Option<Ended>) -> Option<Entry> {
         let number = holding.number;
         let entry = Entry {
             holding,
             due_ms: None,
             ended,
+            subject: None,
         };
-        drop(self.remove(number));
+        let before = self.remove(number);
         if entry.ended.is_none() {
             let subject = Subject(Arc::clone(&entry.holding), false);
             self.held.entry(subject).or_default().insert(number);
         }
         self.all.insert(number, entry);
+        before
     }
 
+    /// Drop what this returns without the lock: limiters and their observers are foreign code.
     fn remove(&mut self, number: u64) -> Option<Entry> {
-        let entry = self.all.remove(&number)?;
+        let mut entry = self.all.remove(&number)?;
         if let Some(due_ms) = entry.due_ms {
             self.due.remove(&(due_ms, number));
         }
@@ -302,7 +312,7 @@ impl Entries {
         {
             held.get_mut().remove(&number);
             if held.get().is_empty() {
-                held.remove();
+                entry.subject = Some(held.remove_entry().0);
             }
         }
         Some(entry)
@@ -489,7 +499,7 @@ async fn run(mut running: Running) {
     let keeper = Arc::clone(&running.keeper);
     let places = Arc::new(Semaphore::new(MOST_TOGETHER));
     loop {
-        let (messages, wait) = keeper.due();
+        let (messages, next_ms) = keeper.due();
         for message in messages {
             let place = Arc::clone(&places).acquire_owned().await;
             // In a task of its own, as an observer may panic.
@@ -498,13 +508,14 @@ async fn run(mut running: Running) {
                 drop(place);
             });
         }
-        match wait {
+        match next_ms {
             None if keeper.ends() => {
                 running.has_ended = true;
                 return;
             }
             None => keeper.changed.notified().await,
-            Some(wait) => {
+            Some(next_ms) => {
+                let wait = Duration::from_millis(next_ms.saturating_sub(now_ms()));
                 let _ = timeout(wait, keeper.changed.notified()).await;
             }
         }

@@ -13,6 +13,8 @@ pub(in crate::limiter) struct Unanswered {
     check: Option<Check>,
     asked_at_ms: u64,
     is_local: bool,
+    /// Whether the store has admitted the check: otherwise a return may overtake it.
+    is_known: bool,
 }
 
 impl Unanswered {
@@ -22,6 +24,7 @@ impl Unanswered {
             check: Some(check.clone()),
             asked_at_ms: clock::now_ms(),
             is_local: false,
+            is_known: false,
         }
     }
 
@@ -37,11 +40,8 @@ impl Unanswered {
     /// Sees the store's answer: after an error, the store may have admitted the check. Another decision may follow.
     pub(in crate::limiter) fn see(&mut self, answer: &Result<Decision, StoreError>) {
         match answer {
-            Ok(Decision::Allowed(_)) => {}
-            // The return may overtake the check.
-            Err(error) if !error.is_unsent() => {
-                self.give_back(self.limiter.inner.caller.timeout());
-            }
+            Ok(Decision::Allowed(_)) => self.is_known = true,
+            Err(error) if !error.is_unsent() => self.give_back(),
             _ => self.answered(),
         }
     }
@@ -51,7 +51,7 @@ impl Unanswered {
         let usage = decision.usage();
         usage.asked_at(self.asked_at_ms);
         if usage.is_local() {
-            (self.check, self.is_local) = (Some(check.clone()), true);
+            (self.check, self.is_local, self.is_known) = (Some(check.clone()), true, true);
         }
     }
 
@@ -60,9 +60,13 @@ impl Unanswered {
         self.check = None;
     }
 
-    fn give_back(&mut self, known_after: Duration) {
+    fn give_back(&mut self) {
         if let Some(check) = self.check.take() {
             let limiter = &self.limiter;
+            let known_after = match self.is_known {
+                true => Duration::ZERO,
+                false => limiter.inner.caller.timeout(),
+            };
             limiter.return_unheld(&check, self.is_local, known_after);
         }
     }
@@ -70,6 +74,6 @@ impl Unanswered {
 
 impl Drop for Unanswered {
     fn drop(&mut self) {
-        self.give_back(Duration::ZERO);
+        self.give_back();
     }
 }

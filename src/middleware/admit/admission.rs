@@ -146,7 +146,8 @@ fn admitted(config: &LayerConfig, resolution: Resolution) -> Admitted {
         Resolution::Decided(decision) if decides_something(&decision) => {
             Ok(Pass::Decided(decision))
         }
-        Resolution::Decided(_) => Ok(Pass::Undecided(None)),
+        // Shadows alone, undecided, may be admitted late.
+        Resolution::Decided(decision) => Ok(Pass::Undecided(Some(decision.usage().clone()))),
         Resolution::Open(_, late) => {
             late.iter().for_each(Usage::serve_late);
             Ok(Pass::Undecided(late))

@@ -9,7 +9,7 @@ use redis::{RedisError, Value};
 
 use super::{
     RedisStore,
-    error::reply_error,
+    error::{NO_RUNTIME, reply_error},
     transport::{Route, unreached},
     wire::{self, Call, Replies},
 };
@@ -89,10 +89,8 @@ impl RedisStore {
             let key = store.routing_key(operations.as_ref().first());
             #[cfg(not(feature = "cluster"))]
             let key = [];
-            let route = match store.transports.here() {
-                Ok(transport) => transport.reach(&key).await,
-                Err(error) => Err(error),
-            };
+            let transport = store.transports.here().map_err(|_| NO_RUNTIME)?;
+            let route = transport.reach(&key).await;
             let route = route.map_err(|error| unreached(&error))?;
             if sent.is_some_and(|sent| !sent.begin()) {
                 return Err(LEFT);
