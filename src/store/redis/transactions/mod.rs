@@ -18,12 +18,11 @@ use crate::{
     },
     store::{CallFuture, Store, StoreFuture, ext::ANOTHER_REPLY, one_by_one, sent::Sent},
 };
-use runner::OptimisticRunner;
+use transact::Transactions;
 
-mod queue;
-mod runner;
 mod session;
 mod snapshot;
+mod transact;
 
 impl RedisStore {
     /// A store that decides by transactions instead of scripts, over the connections of this pool: see
@@ -32,7 +31,7 @@ impl RedisStore {
     pub fn transactions(pool: Pool<RedisConnectionManager>) -> TransactionStore {
         let store = Self::from_source(pool.clone());
         TransactionStore {
-            runner: OptimisticRunner::new(pool, store),
+            inner: Transactions::new(pool, store),
         }
     }
 }
@@ -42,7 +41,7 @@ impl RedisStore {
 /// Made by [`RedisStore::transactions`]; [its page](self) lists requirements and costs.
 #[derive(Clone, Debug)]
 pub struct TransactionStore {
-    runner: Arc<OptimisticRunner>,
+    inner: Arc<Transactions>,
 }
 
 impl TransactionStore {
@@ -69,11 +68,10 @@ impl TransactionStore {
         self.with(|store| store.clock(clock))
     }
 
-    /// Makes a new queue, because waiting jobs use the old names and clock.
     fn with(self, change: impl FnOnce(RedisStore) -> RedisStore) -> Self {
-        let OptimisticRunner { pool, store, .. } = &*self.runner;
+        let Transactions { pool, store, .. } = &*self.inner;
         Self {
-            runner: OptimisticRunner::new(pool.clone(), change(store.clone())),
+            inner: Transactions::new(pool.clone(), change(store.clone())),
         }
     }
 
@@ -89,10 +87,10 @@ impl TransactionStore {
     }
 
     fn call_all(&self, operations: Vec<Operation>) -> CallFuture {
-        let store = &self.runner.store;
+        let store = &self.inner.store;
         let index = RedisStore::index_update(&operations, |look| self.check(look));
-        let (runner, sent) = (Arc::clone(&self.runner), Sent::queued());
-        let replies = runner.execute(operations, sent.clone());
+        let (inner, sent) = (Arc::clone(&self.inner), Sent::queued());
+        let replies = inner.execute(operations, sent.clone());
         let replies = StoreFuture::pending(replies).queued(Some(sent));
         store.with_index(index, replies, |all| are_done(all))
     }
@@ -105,7 +103,7 @@ impl Store for TransactionStore {
 
     fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
         match operation {
-            Operation::ListBlocks { .. } => self.runner.store.execute(operation),
+            Operation::ListBlocks { .. } => self.inner.store.execute(operation),
             operation if !operation.is_of_keys() => {
                 StoreFuture::ready(Err(operation.unsupported()))
             }
