@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use bb8::{Pool, PooledConnection, RunError};
+use bb8::{Pool, PooledConnection};
 use bb8_redis::RedisConnectionManager;
 use redis::{Pipeline, RedisError, RedisResult, Value, aio::MultiplexedConnection};
 use tokio::{
@@ -56,10 +56,8 @@ impl Session {
     /// Outside of a runtime.
     pub(super) async fn check_out(pool: &Pool<RedisConnectionManager>) -> Result<Self, StoreError> {
         let end = Instant::now() + TIMEOUT;
-        let pooled = match timeout_at(end, pool.get_owned()).await {
-            Ok(Ok(pooled)) => pooled,
-            Ok(Err(RunError::User(error))) => return Err(store_error(&error)),
-            Ok(Err(RunError::TimedOut)) | Err(_) => return Err(NO_CONNECTION),
+        let Ok(Ok(pooled)) = timeout_at(end, pool.get_owned()).await else {
+            return Err(NO_CONNECTION);
         };
         Ok(Self {
             pooled,
@@ -100,11 +98,6 @@ impl Session {
         cmds.cmd("TIME").cmd("MULTI");
         self.in_transaction = true;
         let mut replies = self.send(&cmds).await?;
-        let of_all = |error: &&RedisError| code(error) != Some("WRONGTYPE");
-        let mut errors = replies.iter().filter_map(|reply| reply.as_ref().err());
-        if let Some(error) = errors.find(of_all) {
-            return Err(self.failed(error));
-        }
         replies.pop(); // that of MULTI
         let time = replies.pop().unwrap_or_else(|| Err(closed()));
         let time_ms = time.and_then(milliseconds);
@@ -120,13 +113,9 @@ impl Session {
     pub(super) async fn write(&mut self, mut changes: Pipeline) -> Result<bool, StoreError> {
         changes.cmd("EXEC");
         // Without a reply this returns early, so that dropping `Session` sends another EXEC.
-        let replies = self.send(&changes).await?;
+        let mut replies = self.send(&changes).await?;
         self.in_transaction = false;
-        let mut last = Value::Nil;
-        for reply in replies {
-            last = reply.map_err(|error| self.failed(&error))?;
-        }
-        let Value::Array(done) = last else {
+        let Some(Ok(Value::Array(done))) = replies.pop() else {
             return Ok(false);
         };
         for reply in done {
@@ -137,14 +126,19 @@ impl Session {
         Ok(true)
     }
 
-    /// Sends these commands together. You get an error reply as one of the replies.
+    /// Sends these commands together. Only a key with a value of another type has an error of its own.
     async fn send(&mut self, cmds: &Pipeline) -> Result<Vec<RedisResult<Value>>, StoreError> {
         let left = self.end.saturating_duration_since(Instant::now());
         let mut connection = self.connection();
         let replies = connection.send_packed_commands(cmds, 0, cmds.len());
         let replies = within(left, replies).await;
         let replies = replies.map_err(|error| self.failed(&error))?;
-        Ok(replies.into_iter().map(Value::extract_error).collect())
+        let replies: Vec<_> = replies.into_iter().map(Value::extract_error).collect();
+        let mut errors = replies.iter().filter_map(|reply| reply.as_ref().err());
+        match errors.find(|error| code(error) != Some("WRONGTYPE")) {
+            Some(error) => Err(self.failed(error)),
+            None => Ok(replies),
+        }
     }
 
     /// The connection without its own timeout: each round trip is bounded by the time that is left.
@@ -169,7 +163,7 @@ impl Session {
         pool: &Pool<RedisConnectionManager>,
     ) -> Result<(), StoreError> {
         let fresh = within(TIMEOUT, pool.dedicated_connection()).await;
-        *self.pooled = fresh.map_err(|error| store_error(&error))?;
+        *self.pooled = fresh.map_err(|error| store_error(&error).unsent())?;
         self.end = Instant::now() + TIMEOUT;
         (self.in_transaction, self.is_lost) = (false, false);
         Ok(())
@@ -195,7 +189,8 @@ impl Drop for Session {
 const NO_CONNECTION: StoreError = StoreError::new(
     StoreErrorKind::Timeout,
     "the pool had no connection to give in time",
-);
+)
+.unsent();
 const ON_A_CLUSTER: StoreError = StoreError::new(
     StoreErrorKind::AccessDenied,
     "transactions need a server that keeps all keys, and this is a node of a cluster",

@@ -121,26 +121,23 @@ impl<'a> Snapshot<'a> {
     fn forget_key(&mut self, name: &Vec<u8>) {
         let place = self.place(name);
         if let Some(stored) = self.stored.get_mut(place) {
-            *stored = Ok(Stored {
-                changed: Some(Vec::new()),
-                ..Stored::nothing()
-            });
+            *stored = Ok(Stored::nothing(Some(Vec::new())));
         }
     }
 }
 
 impl Stored {
-    const fn nothing() -> Self {
+    const fn nothing(changed: Option<Vec<Rule>>) -> Self {
         Self {
             block: None,
             counts: Counts::nothing(0),
             slots: BTreeSet::new(),
-            changed: None,
+            changed,
         }
     }
 
     fn read(name: &[u8], value: RedisResult<Value>, now_ms: u64) -> Result<Self, StoreError> {
-        let mut stored = Self::nothing();
+        let mut stored = Self::nothing(None);
         if let Some(window_ms) = window_of_slots(name) {
             let slots = read_slots(window_ms, parsed(value)?)?;
             stored.slots = slots.slots().iter().copied().collect();
