@@ -298,15 +298,72 @@ fn eight_processes_on_one_hot_key_are_exact_and_none_starves() {
     });
 }
 
-#[tokio::test]
-async fn waiting_callers_of_a_process_share_transactions() {
+/// The callers name the keys in different orders, and no two of them wait for each other.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_callers_of_a_process_wait_for_each_other_and_none_tries_again() {
     let server = Server::start();
     let (_, limiter) = pooled(&server).await;
     let policy = api("1000/1d");
-    let decisions = join_all((0..500).map(|_| limiter.check(one(&policy, "alice")))).await;
-    assert!(decisions.into_iter().all(|it| it.unwrap().is_allowed()));
-    assert_eq!(server.calls("exec"), 2);
-    assert_eq!(left(&limiter, &policy, "alice").await, 500);
+    let check = |number| {
+        let mut both = ["alice", "bob"].map(|name| charge(&policy, name, 1));
+        both.rotate_left(number % 2);
+        let limiter = limiter.clone();
+        tokio::spawn(async move { limiter.check(both).await })
+    };
+    for decision in join_all((0..200_usize).map(check)).await {
+        assert!(decision.unwrap().unwrap().is_allowed());
+    }
+    assert_eq!(server.calls("exec"), 200);
+    for name in ["alice", "bob"] {
+        assert_eq!(left(&limiter, &policy, name).await, 800);
+    }
+}
+
+#[tokio::test]
+async fn a_caller_that_does_not_go_on_keeps_no_other_from_the_same_key() {
+    let server = Server::start();
+    let (_, limiter) = pooled(&server).await;
+    let policy = api("10/1d");
+    let mut waits = [0; 2].map(|_| Box::pin(limiter.check(one(&policy, "alice"))));
+    for caller in &mut waits {
+        assert!(futures::poll!(caller).is_pending());
+    }
+    take(&limiter, &policy, "alice").await;
+    for caller in waits {
+        assert!(caller.await.unwrap().is_allowed());
+    }
+    assert_eq!(left(&limiter, &policy, "alice").await, 7);
+}
+
+#[tokio::test]
+async fn a_caller_that_waits_for_the_same_key_has_sent_nothing() {
+    let server = Server::start();
+    let (_, limiter) = pooled(&server).await;
+    let policy = api("10/1d");
+    take(&limiter, &policy, "alice").await;
+    let limiter = limiter.timeout(SOON / 10);
+    server.stop();
+    let both = join_all([0; 2].map(|_| limiter.check(one(&policy, "alice")))).await;
+    server.cont();
+    let unsent = both.into_iter().map(|it| it.unwrap_err().is_unsent());
+    assert_eq!(unsent.collect::<Vec<_>>(), [false, true]);
+}
+
+#[tokio::test]
+async fn a_transaction_that_has_begun_goes_on_when_its_caller_leaves() {
+    let server = Server::start();
+    let (pool, limiter) = pooled(&server).await;
+    let store = RedisStore::transactions(pool);
+    let policy = api("10/1d");
+    take(&limiter, &policy, "alice").await;
+    server.stop();
+    let asked = store.check(&check(one(&policy, "alice")));
+    timeout(SOON / 20, asked).await.unwrap_err();
+    server.cont();
+    until("it is charged", async || {
+        left(&limiter, &policy, "alice").await == 8
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -437,14 +494,14 @@ fn a_runtime_that_is_shut_down_leaves_no_transaction() {
 }
 
 #[tokio::test]
-async fn callers_behind_an_attempt_that_takes_all_its_time_get_another() {
+async fn callers_behind_a_transaction_that_takes_all_its_time_get_another() {
     let server = Server::start();
     let limiter = pooled(&server).await.1.timeout(Duration::from_secs(10));
     let limiter = limiter.probe_interval(Duration::ZERO);
     let policy = api("1000000/1d");
     take(&limiter, &policy, "alice").await;
     server.stop();
-    for result in join_all((0..50).map(|_| limiter.check(one(&policy, "alice")))).await {
+    for result in join_all((0..3).map(|_| limiter.check(one(&policy, "alice")))).await {
         assert_eq!(kind(result), Some(StoreErrorKind::Timeout));
     }
 }

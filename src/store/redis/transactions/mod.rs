@@ -2,37 +2,51 @@
 //!
 #![doc = include_str!("../../../../docs/guide/transactions.md")]
 
-use std::sync::Arc;
+use std::{fmt, sync::Arc, time::Duration};
 
 use bb8::Pool;
 use bb8_redis::RedisConnectionManager;
+use tokio::{sync::oneshot, time::sleep};
 
-use super::{RedisStore, block_index::are_done};
+use super::{
+    RedisStore, background,
+    block_index::are_done,
+    by_runtime::ByRuntime,
+    error::{NO_RUNTIME, SHUT_DOWN},
+};
 #[cfg(feature = "manual-clock")]
 use crate::manual_clock::ManualClock;
 use crate::{
     domain::{
         check::Check,
         decision::Decision,
+        error::{StoreError, StoreErrorKind},
         operation::{Operation, Reply, answer_of},
     },
-    store::{CallFuture, Store, StoreFuture, ext::ANOTHER_REPLY, one_by_one, sent::Sent},
+    store::{CallFuture, Store, StoreFuture, engine, ext::ANOTHER_REPLY, one_by_one, sent::Sent},
 };
-use runner::OptimisticRunner;
+use lanes::Lanes;
+use session::Session;
+use snapshot::{Snapshot, names_of};
 
-mod queue;
-mod runner;
+mod lanes;
 mod session;
 mod snapshot;
+
+/// The pause between two attempts to replace a lost connection of the pool.
+const RECONNECT_PAUSE: Duration = Duration::from_millis(100);
+
+type Replies = Vec<Result<Reply, StoreError>>;
 
 impl RedisStore {
     /// A store that decides by transactions instead of scripts, over the connections of this pool: see
     /// [`transactions`](super::transactions).
     #[must_use]
     pub fn transactions(pool: Pool<RedisConnectionManager>) -> TransactionStore {
-        let store = Self::from_source(pool.clone());
         TransactionStore {
-            runner: OptimisticRunner::new(pool, store),
+            store: Self::from_source(pool.clone()),
+            pool,
+            lanes: Arc::new(ByRuntime::new()),
         }
     }
 }
@@ -40,9 +54,18 @@ impl RedisStore {
 /// Keeps the counts in Redis, so that all replicas of a service share them, without scripts; cheap to clone.
 ///
 /// Made by [`RedisStore::transactions`]; [its page](self) lists requirements and costs.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct TransactionStore {
-    runner: Arc<OptimisticRunner>,
+    pool: Pool<RedisConnectionManager>,
+    /// Over the same pool, with the names and the clock: writes and reads the index of blocks.
+    store: RedisStore,
+    lanes: Arc<ByRuntime<Lanes>>,
+}
+
+impl fmt::Debug for TransactionStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("TransactionStore")
+    }
 }
 
 impl TransactionStore {
@@ -52,64 +75,126 @@ impl TransactionStore {
     ///
     /// If the prefix has a space, a brace, or a character that is not printable ASCII, or more than 48 characters.
     #[must_use]
-    pub fn prefix(self, prefix: &str) -> Self {
-        self.with(|store| store.prefix(prefix))
+    pub fn prefix(mut self, prefix: &str) -> Self {
+        self.store = self.store.prefix(prefix);
+        self
     }
 
     /// Sets the secret that keys the hashes of identities, as [`RedisStore::secret`] does.
     #[must_use]
-    pub fn secret(self, secret: impl AsRef<[u8]>) -> Self {
-        self.with(|store| store.secret(secret))
+    pub fn secret(mut self, secret: impl AsRef<[u8]>) -> Self {
+        self.store = self.store.secret(secret);
+        self
     }
 
     /// Decides by this clock instead of the server's.
     #[cfg(feature = "manual-clock")]
     #[must_use]
-    pub fn clock(self, clock: ManualClock) -> Self {
-        self.with(|store| store.clock(clock))
-    }
-
-    /// Makes a new queue, because waiting jobs use the old names and clock.
-    fn with(self, change: impl FnOnce(RedisStore) -> RedisStore) -> Self {
-        let OptimisticRunner { pool, store, .. } = &*self.runner;
-        Self {
-            runner: OptimisticRunner::new(pool.clone(), change(store.clone())),
-        }
-    }
-
-    fn execute_one<T: Send + 'static>(
-        &self,
-        operation: Operation,
-        read: fn(Reply) -> Option<T>,
-    ) -> StoreFuture<T> {
-        self.call_all(vec![operation]).then(move |replies| {
-            let reply = replies?.pop().unwrap_or(Err(ANOTHER_REPLY));
-            read(reply?).ok_or(ANOTHER_REPLY)
-        })
+    pub fn clock(mut self, clock: ManualClock) -> Self {
+        self.store = self.store.clock(clock);
+        self
     }
 
     fn call_all(&self, operations: Vec<Operation>) -> CallFuture {
-        let store = &self.runner.store;
         let index = RedisStore::index_update(&operations, |look| self.check(look));
-        let (runner, sent) = (Arc::clone(&self.runner), Sent::queued());
-        let replies = runner.execute(operations, sent.clone());
+        let sent = Sent::queued();
+        let replies = self.clone().begin(operations, sent.clone());
         let replies = StoreFuture::pending(replies).queued(Some(sent));
-        store.with_index(index, replies, |all| are_done(all))
+        self.store.with_index(index, replies, |all| are_done(all))
+    }
+
+    /// Executes these operations in this order, in one transaction.
+    ///
+    /// Cancellation: if you drop the future before the mark begins, none is done; afterwards the transaction goes on.
+    async fn begin(self, operations: Vec<Operation>, sent: Sent) -> Result<Replies, StoreError> {
+        let lanes = self.lanes.here(|_| Lanes::new()).ok_or(NO_RUNTIME)?;
+        let (reply, answer) = oneshot::channel();
+        // In a task, because a future that is not polled would keep others out of its lanes.
+        background::spawn(self.transact(lanes, operations, sent.clone(), reply));
+        let answer = answer.await;
+        answer.unwrap_or_else(|_| Err(SHUT_DOWN.unsent_if(sent.leave())))
+    }
+
+    async fn transact(
+        self,
+        lanes: Arc<Lanes>,
+        operations: Vec<Operation>,
+        sent: Sent,
+        reply: oneshot::Sender<Result<Replies, StoreError>>,
+    ) {
+        let names = names_of(&self.store.names, &operations);
+        let taken = lanes.take(&names).await;
+        if reply.is_closed() {
+            return;
+        }
+        let mut session = match Session::check_out(&self.pool).await {
+            Ok(session) if sent.begin() => session,
+            Ok(_) => return,
+            Err(error) => return drop(reply.send(Err(error))),
+        };
+        let replies = self.attempt(&mut session, &names, &operations).await;
+        // The next in these lanes begins while this caller is answered.
+        drop(taken);
+        let _ = reply.send(replies);
+        // The pool cannot hand out a lost connection that is held here. This ends with the last user of the store.
+        let (users, pool) = (Arc::downgrade(&self.lanes), self.pool.clone());
+        drop(self);
+        while session.is_lost() && users.strong_count() > 0 && session.renew(&pool).await.is_err() {
+            sleep(RECONNECT_PAUSE).await;
+        }
+    }
+
+    /// Reads, decides and writes until no other process has written in between.
+    async fn attempt(
+        &self,
+        session: &mut Session,
+        names: &[Vec<u8>],
+        operations: &[Operation],
+    ) -> Result<Replies, StoreError> {
+        let mut read = session.read(names).await;
+        // The connection may have ended while it was idle, so try a new one.
+        if read.is_err() && session.is_lost() && session.has_time() {
+            session.renew(&self.pool).await?;
+            read = session.read(names).await;
+        }
+        loop {
+            let (time_ms, values) = read.map_err(StoreError::unsent)?;
+            let clock_ms = self.store.clock.now_ms();
+            let now_ms = clock_ms.unwrap_or(time_ms);
+            let mut snapshot = Snapshot::new(&self.store.names, now_ms, names, values);
+            let replies = operations.iter();
+            let replies = replies.map(|it| engine::execute(it, &mut snapshot));
+            let replies = replies.collect();
+            // The server's clock ends keys. One that is set by hand must not meet that end.
+            let longer_ms = clock_ms.map_or(0, |_| 86_400_000);
+            let changes = snapshot.into_changes(longer_ms);
+            // A denial needs no write and no transaction: it depends on one key, which was read at one time.
+            if changes.is_empty() || session.write(changes).await? {
+                return Ok(replies);
+            }
+            if !session.has_time() {
+                return Err(CONTENDED);
+            }
+            read = session.read(names).await;
+        }
     }
 }
 
 impl Store for TransactionStore {
     fn check(&self, check: &Check) -> StoreFuture<Decision> {
-        self.execute_one(Operation::Check(check.clone()), answer_of!(Check))
+        let reply = self.execute(Operation::Check(check.clone()));
+        reply.then(|reply| answer_of!(Check)(reply?).ok_or(ANOTHER_REPLY))
     }
 
     fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
         match operation {
-            Operation::ListBlocks { .. } => self.runner.store.execute(operation),
+            Operation::ListBlocks { .. } => self.store.execute(operation),
             operation if !operation.is_of_keys() => {
                 StoreFuture::ready(Err(operation.unsupported()))
             }
-            operation => self.execute_one(operation, Some),
+            operation => self
+                .call_all(vec![operation])
+                .then(|replies| replies?.pop().unwrap_or(Err(ANOTHER_REPLY))),
         }
     }
 
@@ -121,3 +206,9 @@ impl Store for TransactionStore {
         one_by_one(self, operations)
     }
 }
+
+const CONTENDED: StoreError = StoreError::new(
+    StoreErrorKind::Unavailable,
+    "others have changed the same keys at each attempt",
+)
+.unsent();

@@ -1,7 +1,9 @@
 //! [`Snapshot`]: the values of some keys at one time. The [engine](crate::store::engine) decides on them in memory, and
 //! the changes are written afterwards.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
+
+use redis::{FromRedisValue, Pipeline, RedisResult, Value};
 
 use crate::{
     domain::{
@@ -21,87 +23,54 @@ use crate::{
         engine::{Cells, StoreCells},
         entry::Entry,
         redis::{
-            error::UNREADABLE,
+            error::{UNREADABLE, store_error},
             key_names::{Names, window_of_slots},
             value::{Counts, read_block, read_slots, write_block},
         },
     },
 };
 
-/// The values of some keys, by name: each `None` for no value, or the reason why a value cannot be used.
-pub(super) struct Snapshot<'a> {
-    names: &'a Names,
-    now_ms: u64,
-    blocks: HashMap<Vec<u8>, Result<Option<HeldBlock>, StoreError>>,
-    counts: HashMap<Vec<u8>, Result<Counts, StoreError>>,
-    /// The names of the cells of the operation under way.
-    cells: Vec<Vec<u8>>,
-    /// The changed counts by name, each with the rules of the last operation that changed them. They are written once,
-    /// however many operations change them.
-    changed: HashMap<Vec<u8>, Vec<Rule>>,
-    /// The slots that were read, by name.
-    slots: HashMap<Vec<u8>, Vec<(u64, SlotId)>>,
-    /// The changes of blocks.
-    changes: Changes,
-}
-
-/// The changes of keys by name.
-pub(super) type Changes = HashMap<Vec<u8>, Change>;
-
-pub(super) enum Change {
-    /// A new value, and when it expires, in ms.
-    Set(Vec<u8>, u64),
-    Delete,
-    /// Slots that are gone, and slots with a new expiry.
-    Slots {
-        gone: Vec<SlotId>,
-        held: Vec<(u64, SlotId)>,
-    },
-}
-
-/// What is stored under a name.
-pub(super) enum Stored {
-    Value(Option<Vec<u8>>),
-    /// The members of a sorted set, with their scores.
-    Slots(Vec<(Vec<u8>, f64)>),
-}
-
-/// The names of the keys that some operations use, each once.
-pub(super) fn names_of<'a>(
-    names: &Names,
-    operations: impl Iterator<Item = &'a Operation>,
-) -> Vec<Vec<u8>> {
+/// The names of the keys that some operations use, each once, in their order.
+pub(super) fn names_of(names: &Names, operations: &[Operation]) -> Vec<Vec<u8>> {
     let mut all = BTreeSet::new();
     for operation in operations {
-        let decides = matches!(operation, Operation::Check(_) | Operation::CheckBatch(_));
         if let Some(check) = operation.check() {
             // A check that enforces no blocks reads and watches no key for them.
-            for key in check.keys().filter(|_| decides && check.enforces_blocks()) {
-                all.insert(names.name(BLOCKS, key));
-            }
-            let charges = if decides {
-                check.all_charges()
-            } else {
-                check.charges()
-            };
-            all.extend(
-                charges
-                    .iter()
-                    .map(|it| names.of_charge(it.policy(), it.key())),
-            );
+            let blocks = check.keys().filter(|_| check.enforces_blocks());
+            all.extend(blocks.map(|key| names.name(BLOCKS, key)));
+            let charges = check.all_charges().iter();
+            all.extend(charges.map(|it| names.of_charge(it.policy(), it.key())));
         }
-        match (operation, operation.key()) {
-            (Operation::Reset { policy, key }, _) => {
-                all.insert(names.of_charge(policy, key));
-            }
-            (_, Some(key)) => {
-                all.insert(names.name(BLOCKS, key));
-                all.insert(names.name(STRIKES, key));
-            }
-            (_, None) => {}
+        if let Operation::Reset { policy, key } = operation {
+            all.insert(names.of_charge(policy, key));
+        } else if let Some(key) = operation.key() {
+            all.extend([BLOCKS, STRIKES].map(|policy| names.name(policy, key)));
         }
     }
     all.into_iter().collect()
+}
+
+/// The values of some keys.
+pub(super) struct Snapshot<'a> {
+    names: &'a Names,
+    now_ms: u64,
+    /// The names of the keys, in order.
+    keys: &'a [Vec<u8>],
+    /// What each key holds, or the reason why it cannot be used.
+    stored: Vec<Result<Stored, StoreError>>,
+    /// The place of the key of each cell of the operation under way.
+    cells: Vec<usize>,
+}
+
+/// What a key holds: a block, counts or slots.
+struct Stored {
+    block: Option<HeldBlock>,
+    counts: Counts,
+    /// The slots that were read.
+    slots: BTreeSet<(u64, SlotId)>,
+    /// Set by a change: the rules of the last operation that changed the counts. They are written once, however many
+    /// operations change them.
+    changed: Option<Vec<Rule>>,
 }
 
 impl<'a> Snapshot<'a> {
@@ -109,99 +78,148 @@ impl<'a> Snapshot<'a> {
     pub(super) fn new(
         names: &'a Names,
         now_ms: u64,
-        keys: &[Vec<u8>],
-        values: Vec<Result<Stored, StoreError>>,
+        keys: &'a [Vec<u8>],
+        values: Vec<RedisResult<Value>>,
     ) -> Self {
-        let mut snapshot = Self {
+        let stored = keys.iter().zip(values);
+        let stored = stored.map(|(name, value)| Stored::read(name, value, now_ms));
+        Self {
             names,
             now_ms,
-            blocks: HashMap::new(),
-            counts: HashMap::new(),
+            keys,
+            stored: stored.collect(),
             cells: Vec::new(),
-            changed: HashMap::new(),
-            slots: HashMap::new(),
-            changes: Changes::new(),
-        };
-        let of_block = ["}:", BLOCKS].concat();
-        for (name, value) in keys.iter().cloned().zip(values) {
-            let value = match value {
-                Ok(Stored::Slots(members)) => {
-                    snapshot.add_slots(name, members);
-                    continue;
-                }
-                Ok(Stored::Value(value)) => Ok(value),
-                Err(error) => Err(error),
-            };
-            if name.ends_with(of_block.as_bytes()) {
-                snapshot
-                    .blocks
-                    .insert(name, value.and_then(|value| block(value.as_deref())));
-            } else {
-                let counts = value.and_then(|value| counts_at(now_ms, value.as_deref()));
-                snapshot.counts.insert(name, counts);
+        }
+    }
+
+    /// The commands that write what was changed. Each key lives for this much longer than its value counts.
+    pub(super) fn into_changes(self, longer_ms: u64) -> Pipeline {
+        let mut cmds = Pipeline::new();
+        for (name, stored) in self.keys.iter().zip(self.stored) {
+            if let Ok(mut stored) = stored
+                && let Some(rules) = stored.changed.take()
+            {
+                stored.write(name, rules, self.now_ms, longer_ms, &mut cmds);
             }
         }
-        snapshot
+        cmds
     }
 
-    fn add_slots(&mut self, name: Vec<u8>, members: Vec<(Vec<u8>, f64)>) {
-        let window_ms = window_of_slots(&name).unwrap_or(0);
-        let slots = read_slots(window_ms, members);
-        if let Ok(slots) = &slots {
-            self.slots.insert(name.clone(), slots.slots().to_vec());
+    fn place(&self, name: &Vec<u8>) -> usize {
+        self.keys.binary_search(name).unwrap_or(usize::MAX)
+    }
+
+    fn at(&mut self, place: usize) -> Result<&mut Stored, StoreError> {
+        let stored = self.stored.get_mut(place).ok_or(UNREADABLE)?;
+        stored.as_mut().map_err(|error| error.clone())
+    }
+
+    fn block_of(&mut self, key: &Key) -> Result<&mut Stored, StoreError> {
+        self.at(self.place(&self.names.name(BLOCKS, key)))
+    }
+
+    fn forget_key(&mut self, name: &Vec<u8>) {
+        let place = self.place(name);
+        if let Some(stored) = self.stored.get_mut(place) {
+            *stored = Ok(Stored::nothing(Some(Vec::new())));
         }
-        let counts = slots.map(Counts::of_slots).map_err(StoreError::from);
-        self.counts.insert(name, counts);
     }
+}
 
-    pub(super) fn into_changes(mut self) -> Changes {
-        for (name, rules) in self.changed {
-            let Some(Ok(counts)) = self.counts.get_mut(&name) else {
-                continue;
-            };
-            let change = match self.slots.remove(&name) {
-                Some(before) => slots_changed(&before, &counts.entry),
-                None => match counts.write(rules.into_iter(), self.now_ms) {
-                    Some(value) => Change::Set(value, counts.expires_ms),
-                    None => Change::Delete,
-                },
-            };
-            self.changes.insert(name, change);
-        }
-        self.changes
-    }
-
-    /// The block of an identity, which may have ended.
-    fn held_block(&self, key: &Key) -> Result<Option<&HeldBlock>, StoreError> {
-        match self.blocks.get(&self.names.name(BLOCKS, key)) {
-            Some(Ok(held)) => Ok(held.as_ref()),
-            Some(Err(error)) => Err(error.clone()),
-            None => Err(UNREADABLE),
+impl Stored {
+    const fn nothing(changed: Option<Vec<Rule>>) -> Self {
+        Self {
+            block: None,
+            counts: Counts::nothing(0),
+            slots: BTreeSet::new(),
+            changed,
         }
     }
 
-    fn counts(&mut self, cell: usize) -> Result<&mut Counts, StoreError> {
-        match self.counts.get_mut(&self.cells[cell]) {
-            Some(counts) => counts.as_mut().map_err(|error| error.clone()),
-            None => Err(UNREADABLE),
+    fn read(name: &[u8], value: RedisResult<Value>, now_ms: u64) -> Result<Self, StoreError> {
+        let mut stored = Self::nothing(None);
+        if let Some(window_ms) = window_of_slots(name) {
+            let slots = read_slots(window_ms, parsed(value)?)?;
+            stored.slots = slots.slots().iter().copied().collect();
+            stored.counts = Counts::of_slots(slots);
+            return Ok(stored);
+        }
+        let value: Option<Vec<u8>> = parsed(value)?;
+        let is_block = name.ends_with(["}:", BLOCKS].concat().as_bytes());
+        match value {
+            Some(value) if is_block => stored.block = Some(read_block(&value)?),
+            // As for the script, an empty value is none.
+            Some(value) if !value.is_empty() => {
+                let counts = Counts::read(&value)?;
+                // Nothing counts any more when the key expires.
+                stored.counts = match counts.expires_ms > now_ms {
+                    true => counts,
+                    false => Counts::nothing(counts.expires_ms),
+                };
+            }
+            _ => {}
+        }
+        Ok(stored)
+    }
+
+    fn write(
+        &mut self,
+        name: &[u8],
+        rules: Vec<Rule>,
+        now_ms: u64,
+        longer_ms: u64,
+        cmds: &mut Pipeline,
+    ) {
+        // The write is no earlier than the read.
+        let ttl_ms = |expires_ms: u64| expires_ms.saturating_sub(now_ms).max(1) + longer_ms;
+        let value = match &self.block {
+            Some(held) => Some((write_block(held), held.expires_ms())),
+            None if window_of_slots(name).is_some() => None,
+            None => {
+                let value = self.counts.write(rules.into_iter(), now_ms);
+                value.map(|value| (value, self.counts.expires_ms))
+            }
+        };
+        match value {
+            Some((value, expires_ms)) => {
+                let cmd = cmds.cmd("SET").arg(name).arg(value);
+                cmd.arg("PX").arg(ttl_ms(expires_ms));
+            }
+            None if self.slots.is_empty() => drop(cmds.cmd("DEL").arg(name)),
+            None => {}
+        }
+        let sets = self.counts.entry.sections().iter();
+        let now = sets.filter_map(Section::slots).flat_map(SlotSet::slots);
+        let now: BTreeSet<_> = now.copied().collect();
+        for (_, id) in self.slots.difference(&now) {
+            cmds.cmd("ZREM").arg(name).arg(&id.to_bytes());
+        }
+        for (expiry_ms, id) in now.difference(&self.slots) {
+            let cmd = cmds.cmd("ZADD").arg(name);
+            cmd.arg(*expiry_ms).arg(&id.to_bytes());
+        }
+        if let Some((latest_ms, _)) = now.difference(&self.slots).last() {
+            cmds.cmd("PEXPIRE").arg(name).arg(ttl_ms(*latest_ms));
         }
     }
 }
 
 impl Cells for Snapshot<'_> {
     fn blocked(&mut self, check: &Check) -> Result<Option<Blocked>, StoreError> {
+        let now_ms = self.now_ms;
         check.keys().try_fold(None, |latest: Option<Blocked>, key| {
-            let block = self.held_block(key)?.map(|held| held.block);
-            let block = block.filter(|block| block.holds(self.now_ms));
-            let blocked = block.map(|block| Blocked::new(key.clone(), block, self.now_ms));
+            let block = self.block_of(key)?.block.as_ref().map(|held| held.block);
+            let block = block.filter(|block| block.holds(now_ms));
+            let blocked = block.map(|block| Blocked::new(key.clone(), block, now_ms));
             Ok(latest.into_iter().chain(blocked).reduce(Blocked::or_later))
         })
     }
 
     fn begin(&mut self, charges: &[Charge]) {
-        let names = self.names;
-        let name = |charge: &Charge| names.of_charge(charge.policy(), charge.key());
-        self.cells = charges.iter().map(name).collect();
+        let names = charges
+            .iter()
+            .map(|it| self.names.of_charge(it.policy(), it.key()));
+        self.cells = names.map(|name| self.place(&name)).collect();
     }
 
     fn now_ms(&self) -> u64 {
@@ -209,7 +227,7 @@ impl Cells for Snapshot<'_> {
     }
 
     fn look<T>(&mut self, cell: usize, read: impl FnOnce(&Entry) -> T) -> Result<T, StoreError> {
-        Ok(read(&self.counts(cell)?.entry))
+        Ok(read(&self.at(self.cells[cell])?.counts.entry))
     }
 
     fn write(
@@ -219,85 +237,44 @@ impl Cells for Snapshot<'_> {
         counts: &mut [Count],
         change: impl FnOnce(&mut Entry, &mut [Count]),
     ) -> Result<(), StoreError> {
-        change(&mut self.counts(cell)?.entry, counts);
-        let name = self.cells[cell].clone();
-        self.changed.insert(name, rules.collect());
+        let stored = self.at(self.cells[cell])?;
+        change(&mut stored.counts.entry, counts);
+        stored.changed = Some(rules.collect());
         Ok(())
     }
 }
 
 impl StoreCells for Snapshot<'_> {
     fn block(&mut self, key: &Key, request: &BlockRequest) -> Result<Block, StoreError> {
-        let known = self.held_block(key)?;
-        let (block, held) = HeldBlock::request(known, request, self.now_ms);
+        let now_ms = self.now_ms;
+        let stored = self.block_of(key)?;
+        let (block, held) = HeldBlock::request(stored.block.as_ref(), request, now_ms);
         if let Some(held) = held {
-            let name = self.names.name(BLOCKS, key);
-            let change = Change::Set(write_block(&held), held.expires_ms());
-            self.changes.insert(name.clone(), change);
-            self.blocks.insert(name, Ok(Some(held)));
+            stored.block = Some(held);
+            stored.changed = Some(Vec::new());
         }
         Ok(block)
     }
 
     fn unblock(&mut self, key: &Key) {
-        let name = self.names.name(BLOCKS, key);
-        if !matches!(self.blocks.get(&name), Some(Ok(None))) {
-            self.blocks.insert(name.clone(), Ok(None));
-            self.changes.insert(name, Change::Delete);
-        }
+        self.forget_key(&self.names.name(BLOCKS, key));
     }
 
     fn forget(&mut self, policy: &Policy, key: &Key) {
-        let name = self.names.of_charge(policy, key);
-        if let Some(window_ms) = window_of_slots(&name) {
-            let nothing = Counts::of_slots(SlotSet::of(window_ms, Vec::new()));
-            self.counts.insert(name.clone(), Ok(nothing));
-            self.changed.insert(name, Vec::new());
-            return;
-        }
-        // Without a key there is nothing to delete.
-        let is_no_key = |counts: &Counts| counts.expires_ms == 0 && counts.entry.is_empty();
-        if !matches!(self.counts.get(&name), Some(Ok(counts)) if is_no_key(counts)) {
-            self.counts.insert(name.clone(), Ok(Counts::nothing(0)));
-            self.changed.insert(name, Vec::new());
-        }
+        self.forget_key(&self.names.of_charge(policy, key));
     }
 }
 
-fn slots_changed(before: &[(u64, SlotId)], entry: &Entry) -> Change {
-    let sets = entry.sections().iter().filter_map(Section::slots);
-    let now: Vec<_> = sets.flat_map(|slots| slots.slots()).copied().collect();
-    let is_gone = |slot: &&(u64, SlotId)| now.iter().all(|it| it.1 != slot.1);
-    Change::Slots {
-        gone: before.iter().filter(is_gone).map(|slot| slot.1).collect(),
-        held: now
-            .iter()
-            .filter(|slot| !before.contains(slot))
-            .copied()
-            .collect(),
-    }
-}
-
-fn block(value: Option<&[u8]>) -> Result<Option<HeldBlock>, StoreError> {
-    Ok(value.map(read_block).transpose()?)
-}
-
-/// The counts of a key, of which nothing counts any more when the key expires.
-fn counts_at(now_ms: u64, value: Option<&[u8]>) -> Result<Counts, StoreError> {
-    // As for the script, an empty value is none.
-    let value = value.filter(|value| !value.is_empty());
-    let counts = value.map(Counts::read).transpose()?;
-    let counts = counts.unwrap_or_else(|| Counts::nothing(0));
-    if counts.expires_ms > now_ms {
-        return Ok(counts);
-    }
-    Ok(Counts::nothing(counts.expires_ms))
+/// A value of another type is an error of its key alone.
+fn parsed<T: FromRedisValue>(value: RedisResult<Value>) -> Result<T, StoreError> {
+    let parsed = value.and_then(|value| Ok(T::from_redis_value(value)?));
+    parsed.map_err(|error| store_error(&error).unsent())
 }
 
 #[cfg(test)]
 mod tests {
     use std::{
-        iter,
+        iter, slice,
         time::{Duration, Instant},
     };
 
@@ -322,21 +299,18 @@ mod tests {
         let value = counts.write(iter::once(rule), now_ms).unwrap();
         let check = Check::new([Charge::new(&policy, Key::new("user", "alice"), 1)]).unwrap();
         let check = Operation::Check(check);
-        let keys = names_of(&names, iter::once(&check));
+        let keys = names_of(&names, slice::from_ref(&check));
         let took = |checks| -> Duration {
             let begun = Instant::now();
-            let values = vec![Ok(Stored::Value(Some(value.clone())))];
+            let values = vec![Ok(Value::BulkString(value.clone()))];
             let mut snapshot = Snapshot::new(&names, now_ms, &keys, values);
             for _ in 0..checks {
                 engine::execute(&check, &mut snapshot).unwrap();
             }
-            let changes = snapshot.into_changes();
-            let Change::Set(written, _) = &changes[&keys[0]] else {
-                panic!("it is written");
-            };
-            let written = Counts::read(written).unwrap();
-            let charged = written.entry.count(&rule, now_ms).used;
+            let used = |entry: &Entry| entry.count(&rule, now_ms).used;
+            let charged = snapshot.look(0, used).unwrap();
             assert_eq!(charged, STEPS + checks);
+            assert_eq!(snapshot.into_changes(0).len(), 1);
             begun.elapsed()
         };
         let [one, many] = [1, 1_000].map(took);
