@@ -45,7 +45,9 @@ const MOST_OTHERS: usize = 1_024;
 /// [`Limiter::background`](crate::Limiter::background).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Background {
-    /// In one thread of the process, with a runtime of its own.
+    /// In one thread of the process, with a runtime of its own. The thread starts when it is first needed. If it cannot
+    /// be started, there is one warning, and the work is done in the runtimes of callers. A process that is forked
+    /// afterwards has no such thread.
     #[default]
     Thread,
     /// In the runtime that is current where the work arises, or in the thread if there is none: for tests that pause the

@@ -51,11 +51,11 @@
 //!
 //! No request waits for a report. As long as a process has denied no request within the hour, an admission costs one
 //! load from memory; afterwards an admission costs a look into a table, and a denial some tens of nanoseconds. Threads
-//! seldom wait for each other, for as short a time. A tokio task sends the reports. It ends after ten seconds without any, but stays while it has policies to
-//! [publish](crate::Limiter::publish_policies); outside of a runtime there is no task. Use
-//! [`Limiter::count_denials`](crate::Limiter::count_denials) to switch all of this off. For stores that keep no
-//! denials, such as
-//! [transactions](crate::store::redis::transactions), the counting is off.
+//! seldom wait for each other, for as short a time. A task in the [background](crate::limiter#background-work) sends the
+//! reports. It ends after ten seconds without any, but stays while it has policies to
+//! [publish](crate::Limiter::publish_policies). Use [`Limiter::count_denials`](crate::Limiter::count_denials) to switch
+//! all of this off. For stores that keep no denials, such as [transactions](crate::store::redis::transactions), the
+//! counting is off.
 //!
 //! In Redis, your user needs [separate rights](crate::store::redis::deployment#the-least-rights) for this.
 

@@ -112,11 +112,14 @@ impl Limiter {
     /// Decides these charges together, and charges them if all fit. [Shadows](crate::limiter#trying-a-policy-out) among them
     /// never deny.
     ///
+    /// If you drop the future after the check was sent, the charge stays, and slots are returned.
+    ///
     /// # Errors
     ///
     /// When the store could not decide within the timeout, unless the failure policy is
     /// [`Local`](FailurePolicy::Local): see [`StoreErrorKind`](crate::error::StoreErrorKind). You then have to apply
-    /// the policy, or use [`try_acquire`](Self::try_acquire).
+    /// the policy, or use [`try_acquire`](Self::try_acquire). If the store admits the check after the error, the limiter
+    /// [refunds](crate::limiter#late-answers) the charge.
     pub async fn check(
         &self,
         charges: impl IntoIterator<Item = Charge>,

@@ -69,7 +69,9 @@ const DEFAULT_MAX_QUEUE: usize = 1_024;
 /// elsewhere is an error, and over other stores the futures panic when they start the timeout. A `MemoryStore` answers at
 /// once, and needs a runtime only to wait in [`acquire`](Limiter::acquire).
 ///
-/// Work that no request waits for is done in [one thread](Background) of the process.
+/// You can share one limiter between runtimes: over Redis, each has a
+/// [connection](crate::store::redis::deployment#connections) of its own. Work that no request waits for is done in [one
+/// thread](self#background-work) of the process.
 #[derive(Clone)]
 pub struct Limiter {
     inner: Arc<Inner>,
@@ -154,7 +156,7 @@ impl Limiter {
     /// Sets how long one store call may take, including the time to connect or reconnect.
     ///
     /// The default is 100 ms, and the most a year. A call that is cut off ends in
-    /// [`Timeout`](crate::error::StoreErrorKind::Timeout); what it was made for may still be done.
+    /// [`Timeout`](crate::error::StoreErrorKind::Timeout), and may still be done: see [late answers](self#late-answers).
     ///
     /// # Panics
     ///
@@ -306,7 +308,8 @@ impl Limiter {
     }
 
     /// Sets where the work is done that no request waits for: settlements, renewals and returns of slots, late answers,
-    /// strikes and reports. The default is [`Background::Thread`]. The last call holds for the limiter and its clones.
+    /// strikes and reports. The default is [`Background::Thread`]; tests that pause the clock of their runtime need
+    /// [`Here`](Background::Here). The last call holds for the limiter and its clones, from its next work on.
     #[must_use]
     pub fn background(self, place: Background) -> Self {
         self.inner.jobs.background.set(place);

@@ -17,8 +17,8 @@ pub use self::tracing::TracingObserver;
 
 /// Receives an event for each decision and each failure.
 ///
-/// The limiter calls the methods in the path of requests: if your code takes long or may block, move the work to another
-/// task. No argument gives access to a key.
+/// The limiter calls the methods in the path of requests, and in its [background](crate::limiter#background-work)
+/// thread: if your code takes long or may block, move the work to another task. No argument gives access to a key.
 pub trait Observer: Send + Sync + 'static {
     /// Something has happened. Ignore the events that you do not use: later versions may add some.
     fn on_event(&self, event: &Event<'_>);

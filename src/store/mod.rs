@@ -63,7 +63,9 @@ pub use memory::MemoryStore;
 /// - The store's own clock decides, in whole milliseconds. Callers' clocks have no effect.
 /// - `Err` means that the store could not decide. It is never a denial, and a denial is never an `Err`.
 /// - If you drop a future, the store has executed each operation either completely or not at all.
-/// - A store need not limit its waiting time: the [`Limiter`](crate::Limiter) has a timeout.
+/// - A store need not limit its waiting time: the [`Limiter`](crate::Limiter) has a timeout. Afterwards, it keeps a future
+///   whose operation may have been executed, and polls it on in [another runtime](self#the-life-of-a-future).
+/// - A poll does not block: all limiters of a process share the thread that polls late futures.
 ///
 /// Futures own their data, so you can keep them longer than the store.
 ///
@@ -156,7 +158,8 @@ pub type CallFuture = StoreFuture<Vec<Result<Reply, StoreError>>>;
 
 /// The future of a store's answer. It may be ready from the start.
 ///
-/// A store that answers without waiting allocates nothing for the future.
+/// A store that answers without waiting allocates nothing for the future. One that has to wait may be polled by [another
+/// runtime](self#the-life-of-a-future) in the end.
 pub struct StoreFuture<T> {
     answer: Answer<T>,
     /// Set for an operation that may wait for its turn, unless it is one of a line.

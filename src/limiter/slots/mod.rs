@@ -32,7 +32,8 @@ use crate::observe::{CallInfo, CallKind, Event, SlotChange};
 use crate::store::{Store, ext::read};
 use crate::timer::within;
 
-/// The slots that an admitted check holds: this process renews them, and returns them when you drop this.
+/// The slots that an admitted check holds. This process renews them in the [background](super#background-work), even if
+/// the runtime that took them is blocked or has ended, and returns them when you drop this.
 ///
 /// A slot can be lost while you hold it: the store has not answered for too long, an operator has reset the key, or
 /// this process was stopped for longer than the slot's expiry. Then others may take your slot: see
@@ -201,7 +202,8 @@ impl Limiter {
     /// returns are done, the settlements of ended responses, and the late answers to checks that timed out; for `max_wait`
     /// at most. Returns how many of them are left.
     ///
-    /// Call this at the end of a process, when the server has stopped: slots that are not returned are free only when they
+    /// Call this at the end of a process, when the server has stopped, and then
+    /// [`Leases::return_unspent`](crate::store::Leases::return_unspent) if you use leases: slots that are not returned are free only when they
     /// expire. Work that still runs goes on without its slots: `is_held` is then false, but `lost` does not end, and no
     /// response is cut off. A return is given up when its slot has expired, and a settlement after a minute.
     ///

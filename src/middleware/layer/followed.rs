@@ -117,12 +117,14 @@ impl<R, E> RateLimitLayer<R, E> {
     ///
     /// For services whose costs are known while they answer, such as the tokens of a language model. If the client
     /// leaves in the middle, the request costs what was metered until then. If the handler meters nothing, the charge
-    /// stays; but if a layer further in has rejected the request, the charge is refunded, unless something was metered. An [`ActualCost`](crate::middleware::ActualCost) in the extensions of the response wins over the meter,
-    /// under the policies that it is for.
+    /// stays; but if a layer further in has rejected the request, the charge is refunded, unless something was metered. An
+    /// [`ActualCost`](crate::middleware::ActualCost) in the extensions of the response wins over the meter, under the
+    /// policies that it is for.
     ///
     /// Responses have a [`FollowedBody`](crate::middleware::FollowedBody) from here on; settlements run in the
-    /// background, and delay no response. If one fails, the charge stays. The headers of the response show the quota
-    /// before the settlement.
+    /// background, and delay no response. If one fails, the charge stays. Requests that pass because the store is late are
+    /// metered as well: see [late answers](crate::limiter#late-answers). The headers of the response show the quota before
+    /// the settlement.
     ///
     /// ```
     /// use axum::{Router, body::Body, http::Request, routing::get};

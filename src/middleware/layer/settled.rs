@@ -36,7 +36,8 @@ impl<R, E> RateLimitLayer<R, E> {
     /// A response waits for its settlement, within the timeout, and its headers show the quota afterwards; if the cost
     /// is unchanged, the store is not called. Charges of [shadows](crate::Policy::shadow) are settled at the same time.
     /// If the settlement fails or times out, the response goes out unchanged and **the charge stays**. If the client
-    /// disconnects, the settlement continues in the background.
+    /// disconnects, the settlement continues in the background. A response whose request has passed because the store is
+    /// late waits for no settlement: its cost is that of the [late answer](crate::limiter#late-answers).
     ///
     /// If you know the cost only at the end of a streaming body, [meter](Self::meter_costs) it. A handler can also
     /// [settle](Limiter::settle) with the [`Decisions`](crate::middleware::Decisions) in the request's extensions; a check
@@ -49,9 +50,11 @@ impl<R, E> RateLimitLayer<R, E> {
     /// panicked. By default such requests keep their charge.
     ///
     /// Refunds run in the background. A refund that could not be sent is tried again for a minute; if it fails otherwise,
-    /// the charge stays. If the client disconnects before the store has decided, the charge is refunded when the answer
-    /// comes; it stays if the answer is lost with its connection, or does not come within a minute. A guard of [`CostMeter::delay_end`](crate::middleware::CostMeter::delay_end) delays
-    /// the refund, and a metered cost wins over it.
+    /// the charge stays. If the client disconnects before the store has decided, the check is not sent, or the charge is
+    /// refunded when the [late answer](crate::limiter#late-answers) comes. The charge stays if that answer is lost with its
+    /// connection, or does not come within a minute. A guard of
+    /// [`CostMeter::delay_end`](crate::middleware::CostMeter::delay_end) delays the refund, and a metered cost wins over
+    /// it.
     ///
     /// **A client that always disconnects early is then never limited**, whatever its requests cost: use this only if
     /// the inner service stops working when its caller is gone.

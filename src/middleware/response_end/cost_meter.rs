@@ -18,7 +18,8 @@ use crate::{domain::decision::Decision, limiter::Limiter};
 /// layer puts it there after [`meter_costs`](crate::RateLimitLayer::meter_costs). Clones count together; layers around
 /// each other share one meter. For a check that a handler makes itself, see [`Limiter::meter`].
 ///
-/// If you meter nothing, the charge stays. Metering 0 refunds it.
+/// If you meter nothing, the charge stays. Metering 0 refunds it. A request that passes because the store is late has a
+/// meter as well, which settles the [late answer](crate::limiter#late-answers).
 ///
 /// ```
 /// use std::convert::Infallible;
@@ -139,14 +140,15 @@ impl Limiter {
     /// the meters and guards that you got from them, the check is settled at the reading.
     ///
     /// Move the meter into the stream that you answer with: if the client leaves, the server drops the stream, and the
-    /// check costs what was metered until then. The settlement runs in the background, like that of a
-    /// [layer](crate::RateLimitLayer::meter_costs): one that was surely not sent is tried again for a minute, and
-    /// [`finish`](Self::finish) waits for it. If nothing was metered, or it fails, the charge stays. A
-    /// check is settled once: a meter of a denied or settled check settles nothing.
+    /// check costs what was metered until then. The settlement runs in the
+    /// [background](crate::limiter#background-work), like that of a [layer](crate::RateLimitLayer::meter_costs): one that
+    /// was surely not sent is tried again for a minute, and [`finish`](Self::finish) waits for it. If nothing was metered,
+    /// or it fails, the charge stays. A check is settled once: a meter of a denied or settled check settles nothing.
     ///
-    /// Call this within a tokio runtime; you may drop the meter anywhere. It holds no slot: see [`hold`](Self::hold).
+    /// You may call this, and drop the meter, anywhere. It holds no slot: see [`hold`](Self::hold).
     ///
     /// ```
+    /// use std::time::Duration;
     /// use sluicegate::{Charge, Key, Limiter, MemoryStore, Policy};
     ///
     /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
@@ -157,7 +159,7 @@ impl Limiter {
     /// let meter = limiter.meter(&decision);
     /// meter.add(7);                                                  // or for each part of a stream
     /// drop(meter);
-    /// limiter.finish(std::time::Duration::from_secs(9)).await;       // settled in the background
+    /// limiter.finish(Duration::from_secs(5)).await;                  // settled in the background
     /// let left = limiter.peek([Charge::new(&tokens, alice, 0)]).await?;
     /// assert_eq!(left.rules().next().unwrap().remaining(), 993);
     /// # Ok::<(), Box<dyn std::error::Error>>(())

@@ -24,19 +24,21 @@ const GREETING_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// # Making one
 ///
-/// A store over a URL, a `redis::Client`, sentinels or a pool uses one multiplexed connection, which all requests
-/// share, and replaces the connection if it is lost. The store notices a connection that has ended before it sends the
-/// next command. If a reply is owed and nothing has come back for 500 ms, or for four times the usual reply time if
-/// that is longer (at most 5 s), the store drops the connection. The timeouts of limiters do not matter. All callers
-/// share an attempt to connect for 500 ms. Then the next caller starts another beside it, and the store uses the first
-/// to succeed within 5 s. Attempts are at least 25 ms apart. A command is sent only once, even after an error.
+/// A store over a URL, a `redis::Client`, sentinels or a pool uses one multiplexed connection [for each
+/// runtime](super::deployment#connections), which all requests there share, and replaces the connection if it is lost.
+/// The store notices a connection that has ended before it sends the next command. If a reply is owed and nothing has
+/// come back for 500 ms, or for four times the usual reply time if that is longer (at most 5 s), the store drops the
+/// connection. The timeouts of limiters do not matter. All callers of a runtime share an attempt to connect for 500 ms.
+/// Then the next caller starts another beside it, and the store uses the first to succeed within 5 s. Attempts are at
+/// least 25 ms apart. A command is sent only once, even after an error.
 ///
 /// `TCP_NODELAY` is on, and keepalive after 30 s, so that firewalls and NATs do not forget an idle connection. If you
 /// set a keepalive in the `TcpSettings` of a `ConnectionInfo`, the store uses yours.
 impl RedisStore {
     /// Connects to the server of this URL (`redis://`, `rediss://`, `unix://`) or `ConnectionInfo`.
     ///
-    /// TLS needs one of the TLS features of the `redis` crate.
+    /// The connection is kept for the runtime in which you call this; others connect when they first use the store. TLS
+    /// needs one of the TLS features of the `redis` crate.
     ///
     /// # Errors
     ///
@@ -184,7 +186,7 @@ impl From<Client> for RedisStore {
 
 /// Connects at the first check, with the pool's settings. The connections in the pool stay free for other users.
 ///
-/// The store uses one connection in addition to the pool's size. bb8-redis allows an attempt to connect one second.
+/// The store uses one connection for each runtime in addition to the pool's size. bb8-redis allows an attempt to connect one second.
 ///
 /// The pool's `ConnectionInfo` sets the TCP options. Turn `TCP_NODELAY` and keepalive on there:
 ///

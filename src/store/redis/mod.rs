@@ -107,17 +107,18 @@ impl RedisStore {
         self.with_queues()
     }
 
-    /// Shares calls once this number is in flight. While fewer are in flight, an operation is sent at once. Otherwise
-    /// it waits until one of them returns, and shares a call with the other waiting operations. The default is 4. Use 0
-    /// to turn sharing off.
+    /// Shares calls once this number is in flight, counted in each tokio runtime. While fewer are in flight, an operation
+    /// is sent at once. Otherwise it waits until one of them returns, and shares a call with the other waiting
+    /// operations. The default is 4. Use 0 to turn sharing off.
     ///
     /// No operation waits for a timer. Calls grow with the backlog: each takes a part of the waiting charges, 1/4 with
     /// four in flight, but at least 8 and at most 256 charges, or one operation with more; eight slots count as one
-    /// charge. So a long round trip does not limit the number of decided checks. Identical checks are decided together, and count once towards that size.
-    /// An error of one operation affects no other. A caller dropped before the call is sent is removed from it and not
-    /// charged. If you start an operation after another was answered, it is executed after that one; two operations
-    /// under way at the same time may be executed in either order. [On a cluster](deployment#cluster) the calls to each
-    /// slot are counted and shared separately.
+    /// charge. So a long round trip does not limit the number of decided checks. Identical checks are decided together, and
+    /// count once towards that size. An error of one operation affects no other. A call is written when it has a
+    /// connection; a caller that has left by then, or whose timeout has passed, is left out and not charged. A call whose
+    /// callers are all late makes room for the next. If you start an operation after another was answered, it is executed
+    /// after that one; two operations under way at the same time may be executed in either order. [On a
+    /// cluster](deployment#cluster) the calls to each slot are counted and shared separately.
     ///
     /// A shared call has keys of several identities, all of which must be on one server: turn sharing off behind [a
     /// proxy that spreads them](deployment#twemproxy). Clones share their calls until you change a setting of one of
