@@ -59,7 +59,7 @@ pub struct TransactionStore {
     pool: Pool<RedisConnectionManager>,
     /// Over the same pool, with the names and the clock: writes and reads the index of blocks.
     store: RedisStore,
-    lanes: Arc<ByRuntime<Lanes>>,
+    lanes: Arc<ByRuntime<Arc<Lanes>>>,
 }
 
 impl fmt::Debug for TransactionStore {
@@ -107,7 +107,7 @@ impl TransactionStore {
     ///
     /// Cancellation: if you drop the future before the mark begins, none is done; afterwards the transaction goes on.
     async fn begin(self, operations: Vec<Operation>, sent: Sent) -> Result<Replies, StoreError> {
-        let lanes = self.lanes.here(|_| Lanes::new()).ok_or(NO_RUNTIME)?;
+        let lanes = self.lanes.here(|_| Arc::new(Lanes::new())).ok_or(NO_RUNTIME)?;
         let (reply, answer) = oneshot::channel();
         // In a task, because a future that is not polled would keep others out of its lanes.
         background::spawn(self.transact(lanes, operations, sent.clone(), reply));
