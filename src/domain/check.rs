@@ -431,16 +431,6 @@ impl CheckBatch {
             others: others.filter_map(Check::shadow_check).collect(),
         })
     }
-
-    /// Returns a batch of the same checks with these changed in the same way.
-    #[cfg(feature = "cluster")]
-    pub(crate) fn map(&self, change: impl Fn(&Check) -> Check) -> Self {
-        Self {
-            check: change(&self.check),
-            count: self.count,
-            others: self.others.iter().map(change).collect(),
-        }
-    }
 }
 
 impl From<&Check> for CheckBatch {

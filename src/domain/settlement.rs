@@ -58,12 +58,6 @@ impl Settlement {
         })
     }
 
-    /// Settles all charges of an admitted check to 0, since its caller never learns that it was admitted.
-    #[cfg(feature = "cluster")]
-    pub(crate) fn roll_back(usage: &Usage) -> Result<Self, StoreError> {
-        Self::new(usage, |_| 0)
-    }
-
     /// Allows another settlement of the check, since this one was not sent.
     pub(crate) fn give_up(&self) {
         self.usage.return_settlement();

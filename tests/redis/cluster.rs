@@ -192,26 +192,58 @@ async fn a_dropped_caller_leaves_no_half_done_check() {
     assert!(counts().await[0] > 0, "none was charged");
 }
 
-/// A fill of a store.
 fn batch(check: Check, count: u16) -> Operation {
     Operation::CheckBatch(CheckBatch::new(check, count))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_fill_of_several_slots_that_fails_charges_nothing() {
+async fn a_check_that_fails_in_one_slot_is_charged_in_none_also_if_that_slot_answers_later() {
     let (cluster, _turn) = disturbed().await;
     let (store, limiter) = waiting(&cluster).await;
     let [one, _, other] = apart(&cluster);
-    let held = Held::hold(&cluster.nodes[2]);
-    let fill = store.execute(batch(check(all(&much(), [&one, &other])), 300));
-    let filling = tokio::spawn(fill);
-    is_charged(&limiter, &one, 300).await;
-    cluster.nodes[2].run::<u32>("CLIENT KILL TYPE normal");
-    let error = filling.await.unwrap().unwrap_err();
-    assert!(!error.is_unsent(), "{error}");
-    is_rolled_back(&limiter, &one, 0).await;
-    held.go_on();
-    is_rolled_back(&limiter, &other, 0).await;
+    let mute = &cluster.nodes[2];
+    take(&limiter, &policy("any", "9/1h"), &other).await; // the server knows the script
+    for answers_later in [false, true] {
+        let (held, before) = (Held::hold(mute), mute.calls("evalsha"));
+        let deciding = store.check(&check(all(&much(), [&one, &other])));
+        let deciding = tokio::spawn(deciding);
+        is_charged(&limiter, &one, 1).await;
+        if !answers_later {
+            mute.run::<u32>("CLIENT KILL TYPE normal");
+        }
+        let error = deciding.await.unwrap().unwrap_err();
+        assert!(!error.is_unsent(), "{error}");
+        is_rolled_back(&limiter, &one, 0).await;
+        held.go_on();
+        if answers_later {
+            assert_eq!(error.kind(), StoreErrorKind::Timeout);
+            wait("the check and its roll-back", || {
+                mute.calls("evalsha") >= before + 2
+            });
+        }
+        is_rolled_back(&limiter, &other, 0).await;
+    }
+}
+
+/// In calls that callers share, and without.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_check_and_no_settlement_that_was_sent_to_several_slots_is_called_unsent() {
+    let (cluster, _turn) = disturbed().await;
+    let [one, _, other] = apart(&cluster);
+    for in_flight in [4, 0] {
+        let store = store(&cluster).await.in_flight(in_flight);
+        let limiter = Limiter::new(store).probe_interval(Duration::ZERO);
+        let limiter = limiter.timeout(TIMEOUT);
+        let charges = || all(&much(), [&one, &other]);
+        let admitted = limiter.check(charges()).await.unwrap();
+        let held = Held::hold(&cluster.nodes[2]);
+        let unsettled = limiter.settle(admitted.usage(), |_| 0).await;
+        let undecided = limiter.check(charges()).await;
+        held.go_on();
+        for error in [unsettled.unwrap_err(), undecided.unwrap_err()] {
+            assert!(!error.is_unsent(), "{error} with {in_flight}");
+        }
+    }
 }
 
 /// Waits until these units are charged.
@@ -245,7 +277,7 @@ async fn a_shadow_whose_node_hangs_delays_no_admission_until_the_timeout() {
 }
 
 /// The decisions about this many identical checks.
-async fn fill(store: &RedisStore, check: &Check, count: u16) -> Vec<Decision> {
+async fn check_batch(store: &RedisStore, check: &Check, count: u16) -> Vec<Decision> {
     match store.execute(batch(check.clone(), count)).await {
         Ok(Reply::CheckBatch(decisions)) => decisions,
         other => panic!("{other:?}"),
@@ -260,7 +292,7 @@ fn admitted(decisions: &[Decision]) -> usize {
 }
 
 #[tokio::test]
-async fn a_fill_of_several_slots_admits_as_many_as_fit_in_each() {
+async fn a_batch_of_several_slots_is_its_checks_one_after_another() {
     let cluster = shared();
     let (store, limiter) = waiting(&cluster).await;
     let (plenty, little) = (
@@ -273,7 +305,7 @@ async fn a_fill_of_several_slots_admits_as_many_as_fit_in_each() {
     let check = check([charge(&plenty, &one, 1), twice, charge(&trial, &third, 1)]);
     let mut before = 0;
     for (count, expected) in [(0, 0), (20, 20), (200, 15), (9, 0)] {
-        let decisions = fill(&store, &check, count).await;
+        let decisions = check_batch(&store, &check, count).await;
         assert_eq!(decisions.len(), usize::from(count));
         assert_eq!(admitted(&decisions), expected);
         for (place, decision) in decisions.iter().enumerate() {
@@ -395,21 +427,18 @@ async fn a_slot_that_is_being_moved_is_decided_with_blocks_and_several_policies(
     cluster.end_move(slot, 0, 1);
     are_charged(admitted).await;
 
-    // A fill is a call for each key, and one for the difference, whatever the number of checks.
+    // A batch is its checks.
     let name = users_at(&cluster, 0, 2).remove(1);
     let slot = cluster.slot(&format!("user={name}"));
-    let seventy = &policy("seventy", "70/1h");
-    let check = self::check([charge(&much(), &name, 1), charge(seventy, &name, 1)]);
+    let seven = &policy("seven", "7/1h");
+    let check = self::check([charge(&much(), &name, 1), charge(seven, &name, 1)]);
     assert!(store.check(&check).await.unwrap().is_allowed());
     cluster.begin_move(slot, 0, 1);
     cluster.move_a_key(slot, 0, 1);
-    let nodes = &cluster.nodes[..2];
-    let calls = || nodes.iter().map(|node| node.calls("evalsha")).sum::<u64>();
-    let before = calls();
-    assert_eq!(self::admitted(&fill(&store, &check, 100).await), 69);
-    assert!(calls() - before < 10);
-    assert_eq!(used(&limiter, &much(), &name).await, 70);
-    assert_eq!(used(&limiter, seventy, &name).await, 70);
+    let decisions = check_batch(&store, &check, 100).await;
+    assert_eq!((decisions.len(), self::admitted(&decisions)), (100, 6));
+    assert_eq!(used(&limiter, &much(), &name).await, 7);
+    assert_eq!(used(&limiter, seven, &name).await, 7);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -5,10 +5,7 @@ use std::{collections::HashMap, mem};
 use redis::cluster_routing::Slot;
 use tokio::runtime::Handle;
 
-use super::{
-    cross_slot::check_batch,
-    hash_slots::{Slots, TOO_LATE, answered, in_time, join_usages},
-};
+use super::hash_slots::{Parts, TOO_LATE, answered, in_time};
 use crate::{
     domain::{
         check::{Check, CheckBatch},
@@ -19,7 +16,7 @@ use crate::{
     },
     store::{
         CallFuture, Store, StoreFuture,
-        ext::{ANOTHER_REPLY, read},
+        ext::read,
         maybe_ready::join_all,
         redis::{RedisStore, error::NO_RUNTIME},
         sent::Sent,
@@ -72,17 +69,8 @@ impl RedisStore {
         &self,
         operation: &Operation,
     ) -> Option<StoreFuture<Reply>> {
-        let slots = self.several_slots(operation.check()?)?;
-        let (store, operation) = (self.clone(), operation.clone());
-        let sent = Sent::queued();
-        let leaves = Leaves(sent.clone());
-        let reply = StoreFuture::pending(async move {
-            let Leaves(sent) = &leaves;
-            store
-                .execute_apart(operation, slots, Some(sent.clone()))
-                .await
-        });
-        Some(reply.queued(Some(sent)))
+        let parts = self.several_slots(operation.check()?)?;
+        Some(self.execute_parts(operation.clone(), parts))
     }
 
     /// The same for a check.
@@ -90,101 +78,85 @@ impl RedisStore {
         &self,
         check: &Check,
     ) -> Option<StoreFuture<Decision>> {
-        let slots = self.several_slots(check)?;
-        let (store, check) = (self.clone(), check.clone());
-        let sent = Sent::queued();
-        let leaves = Leaves(sent.clone());
-        let decision = StoreFuture::pending(async move {
-            let Leaves(sent) = &leaves;
-            store
-                .check_once_apart(check, slots, Some(sent.clone()))
-                .await
-        });
-        Some(decision.queued(Some(sent)))
+        let parts = self.several_slots(check)?;
+        let reply = self.execute_parts(Operation::Check(check.clone()), parts);
+        Some(read(reply, answer_of!(Check)))
     }
 
-    /// Executes an operation on each part of the charges that count.
+    fn execute_parts(&self, operation: Operation, parts: Parts) -> StoreFuture<Reply> {
+        let (store, sent) = (self.clone(), Sent::queued());
+        let leaves = Leaves(sent.clone());
+        let reply = StoreFuture::pending(async move {
+            let Leaves(sent) = &leaves;
+            store.execute_apart(operation, parts, sent.clone()).await
+        });
+        reply.queued(Some(sent))
+    }
+
+    /// Executes an operation on each part of the charges that count. `sent` is for all parts.
     pub(super) async fn execute_apart(
         &self,
         operation: Operation,
-        slots: Slots,
-        sent: Option<Sent>,
+        parts: Parts,
+        sent: Sent,
     ) -> Result<Reply, StoreError> {
-        Ok(match operation {
-            Operation::Check(check) => {
-                Reply::Check(self.check_once_apart(check, slots, sent).await?)
-            }
-            Operation::CheckBatch(batch) => {
-                Reply::CheckBatch(check_batch(self.clone(), batch, slots, sent).await?)
-            }
-            Operation::Settle(settlement) => {
-                Reply::Settle(self.settle_slots(settlement, slots).await?)
-            }
-            other => self.execute_alone(other, None).await?,
-        })
+        let store = self.clone();
+        let work = async move {
+            Ok(match operation {
+                Operation::Check(check) => {
+                    Reply::Check(store.check_apart(&check, &parts, &sent).await?)
+                }
+                Operation::CheckBatch(batch) => {
+                    Reply::CheckBatch(store.check_one_by_one(&batch, &parts, &sent).await?)
+                }
+                Operation::Settle(settlement) => {
+                    Reply::Settle(store.settle_apart(&settlement, &parts, &sent).await?)
+                }
+                other => store.execute_alone(other, None).await?,
+            })
+        };
+        answered(work).await
     }
 
-    async fn check_once_apart(
+    /// Decides the checks of a batch one after another. Behind the first that is not admitted, none is.
+    async fn check_one_by_one(
         &self,
-        check: Check,
-        slots: Slots,
-        sent: Option<Sent>,
-    ) -> Result<Decision, StoreError> {
-        let batch = CheckBatch::from(&check);
-        let mut decisions = check_batch(self.clone(), batch, slots, sent).await?;
-        decisions.pop().ok_or(ANOTHER_REPLY)
+        batch: &CheckBatch,
+        parts: &Parts,
+        sent: &Sent,
+    ) -> Result<Vec<Decision>, StoreError> {
+        let mut decisions = Vec::new();
+        for place in 0..batch.count() {
+            let decision = self.check_apart(batch.nth(place), parts, sent).await?;
+            if !decision.is_allowed() {
+                decisions.resize(batch.count().into(), decision);
+                break;
+            }
+            decisions.push(decision);
+        }
+        Ok(decisions)
     }
 
-    async fn settle_slots(
+    /// Settles all parts at the same time. If one fails, others may have been settled, unless all fail before they are
+    /// sent.
+    async fn settle_apart(
         &self,
-        settlement: Settlement,
-        slots: Slots,
+        settlement: &Settlement,
+        parts: &Parts,
+        sent: &Sent,
     ) -> Result<Usage, StoreError> {
-        let parts = slots.iter().map(|(_, charges)| settlement.pick(charges));
-        let settled = self.execute_parts(parts.map(Operation::Settle), answer_of!(Settle));
-        let usages = settled.await?;
-        let check = settlement.check();
-        let (decided_at_ms, rules) = join_usages(check, &slots, usages.iter());
-        Ok(Usage::joined(check, decided_at_ms, rules))
-    }
-
-    /// Executes the parts of an operation at the same time, also if the caller leaves. If one fails, others may have been
-    /// executed, unless all fail before they are sent.
-    async fn execute_parts<T: Send + 'static>(
-        &self,
-        parts: impl Iterator<Item = Operation>,
-        read: fn(Reply) -> Option<T>,
-    ) -> Result<Vec<T>, StoreError> {
-        let answers = parts.map(|part| Box::pin(in_time(self.execute_one(part, read))));
-        let answers = join_all(answers.collect());
-        let answered = answered(|caller| async move {
-            let _ = caller.send(Ok(answers.await));
-        });
-        let answers = answered.await?;
+        let settle = |charges: &Vec<usize>| {
+            let part = Operation::Settle(settlement.pick(charges));
+            Box::pin(in_time(self.execute_part(part, sent, answer_of!(Settle))))
+        };
+        let answers = join_all(parts.charges.iter().map(settle).collect()).await;
         let mut errors = answers.iter().map(|answer| answer.as_ref().err());
         let is_unsent = errors.all(|error| error.is_some_and(StoreError::is_unsent));
-        let answers: Result<_, StoreError> = answers.into_iter().collect();
-        answers.map_err(|error| error.maybe_sent().unsent_if(is_unsent))
-    }
-
-    /// Decides identical checks, unless the caller leaves before one of them, or of those that share the mark, is sent. A
-    /// single one can share a call with others.
-    pub(super) fn check_batch(
-        &self,
-        batch: CheckBatch,
-        sent: Option<&Sent>,
-    ) -> StoreFuture<Vec<Decision>> {
-        if batch.count() == 1 {
-            let mut decision = self.check(batch.check());
-            if let Some(sent) = sent {
-                decision.share(sent);
-            }
-            return decision.map(|decision| vec![decision]);
-        }
-        read(
-            self.execute(Operation::CheckBatch(batch)),
-            answer_of!(CheckBatch),
-        )
+        let usages: Result<Vec<_>, _> = answers.into_iter().collect();
+        let usages = usages.map_err(|error| error.maybe_sent().unsent_if(is_unsent))?;
+        let check = settlement.check();
+        let (decided_at_ms, rules) = parts.join(check, &usages);
+        Ok(Usage::joined(check, decided_at_ms, rules))
     }
 }
 

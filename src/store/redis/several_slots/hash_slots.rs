@@ -1,4 +1,4 @@
-//! Groups the charges of a check by slot, and joins the answers of several slots.
+//! The parts of a check in several slots, how each part is asked, and what all of them say.
 
 use std::time::Duration;
 
@@ -12,37 +12,87 @@ use crate::{
         decision::{RuleUsage, Usage},
         error::{StoreError, StoreErrorKind},
         key::Key,
-        operation::Operation,
+        operation::{Operation, Reply},
     },
     store::{
         StoreFuture,
+        ext::read,
         redis::{
             RedisStore, background,
             connection::PART_TIMEOUT,
             error::{NO_RUNTIME, SHUT_DOWN},
         },
+        sent::Sent,
     },
 };
 
-/// The charges of a check in each slot: their indices.
-pub(super) type Slots = Vec<(Slot, Vec<usize>)>;
+/// The charges of a check that count, in parts that are decided apart.
+#[derive(Default)]
+pub(super) struct Parts {
+    /// The indices of the charges of each part.
+    pub(super) charges: Vec<Vec<usize>>,
+    /// Whether each part is a key of a slot that is being moved.
+    pub(super) are_keys: bool,
+}
+
+impl Parts {
+    /// The check of each part. That of a key reads no block, which is another key.
+    pub(super) fn of(&self, check: &Check) -> impl Iterator<Item = Check> {
+        let enforces_blocks = check.enforces_blocks() && !self.are_keys;
+        let parts = self.charges.iter().map(|charges| check.pick(charges));
+        parts.map(move |part| part.enforce_blocks(enforces_blocks))
+    }
+
+    /// Returns the first known decision time of the parts, and the usage of the whole check in the order of the charges.
+    pub(super) fn join(&self, check: &Check, usages: &[Usage]) -> (u64, Vec<RuleUsage>) {
+        let mut times = usages.iter().map(Usage::decided_at_ms);
+        let decided_at_ms = times.find(|time| *time > 0).unwrap_or(0);
+        let mut rules: Vec<&[RuleUsage]> = vec![&[]; check.charges().len()];
+        for (charges, usage) in self.charges.iter().zip(usages) {
+            for (index, of_policy) in charges.iter().zip(usage.policies()) {
+                rules[*index] = of_policy.rules();
+            }
+        }
+        (decided_at_ms, rules.concat())
+    }
+}
 
 impl RedisStore {
-    /// The charges that count in each slot, if the keys of the check, including shadows, are in several.
-    pub(super) fn several_slots(&self, check: &Check) -> Option<Slots> {
+    /// The parts of a check by slot, if its keys, including shadows, are in several.
+    pub(super) fn several_slots(&self, check: &Check) -> Option<Parts> {
         let may_be = self.transports.is_cluster() && check.all_charges().len() > 1;
         if !may_be || self.common_slot(check).is_some() {
             return None;
         }
-        let mut slots = Slots::new();
+        let (mut slots, mut parts) = (Vec::new(), Parts::default());
         for (index, charge) in check.charges().iter().enumerate() {
             let slot = self.slot(charge.key());
-            match slots.iter_mut().find(|(other, _)| *other == slot) {
-                Some((_, charges)) => charges.push(index),
-                None => slots.push((slot, vec![index])),
+            match slots.iter().position(|other| *other == slot) {
+                Some(part) => parts.charges[part].push(index),
+                None => {
+                    slots.push(slot);
+                    parts.charges.push(vec![index]);
+                }
             }
         }
-        Some(slots)
+        Some(parts)
+    }
+
+    /// Executes a part, unless the caller leaves before any of those that share the mark is sent. A part can share a call
+    /// with others.
+    pub(super) fn execute_part<T: Send + 'static>(
+        &self,
+        part: Operation,
+        sent: &Sent,
+        answer: fn(Reply) -> Option<T>,
+    ) -> StoreFuture<T> {
+        if self.shared.is_none() {
+            let reply = self.execute_alone(part, Some(sent.clone()));
+            return read(StoreFuture::pending(reply), answer);
+        }
+        let mut answer = self.execute_one(part, answer);
+        answer.share(sent);
+        answer
     }
 
     /// The slot of all keys of a check, including shadows; `None` for keys in several, or no keys.
@@ -82,22 +132,20 @@ impl RedisStore {
     }
 
     /// The slot of all keys of an identity, whatever the policy.
-    pub(super) fn slot(&self, key: &Key) -> Slot {
+    fn slot(&self, key: &Key) -> Slot {
         Slot::for_key(self.names.name("", key))
     }
 }
 
-/// Runs a task that answers, and waits for the answer. When the caller leaves, the task goes on; when the runtime ends, in
-/// the back room.
-pub(super) async fn answered<T, F>(
-    task: impl FnOnce(oneshot::Sender<Result<T, StoreError>>) -> F,
-) -> Result<T, StoreError>
-where
-    F: Future<Output = ()> + Send + 'static,
-{
+/// Waits for the result of work that goes on when the caller leaves, and when the runtime ends, in the back room.
+pub(super) async fn answered<T: Send + 'static>(
+    work: impl Future<Output = Result<T, StoreError>> + Send + 'static,
+) -> Result<T, StoreError> {
     Handle::try_current().map_err(|_| NO_RUNTIME)?;
     let (caller, answer) = oneshot::channel();
-    background::outlive(task(caller));
+    background::outlive(async {
+        let _ = caller.send(work.await);
+    });
     answer.await.unwrap_or(Err(SHUT_DOWN))
 }
 
@@ -118,20 +166,3 @@ pub(super) const TOO_LATE: StoreError = StoreError::new(
     StoreErrorKind::Timeout,
     "a part of the Redis cluster did not answer in time",
 );
-
-/// Returns the first known decision time of the parts, and the usage of the whole check in the order of the charges.
-pub(super) fn join_usages<'a>(
-    check: &Check,
-    slots: &Slots,
-    usages: impl Iterator<Item = &'a Usage> + Clone,
-) -> (u64, Vec<RuleUsage>) {
-    let mut times = usages.clone().map(Usage::decided_at_ms);
-    let decided_at_ms = times.find(|time| *time > 0).unwrap_or(0);
-    let mut rules: Vec<&[RuleUsage]> = vec![&[]; check.charges().len()];
-    for ((_, charges), usage) in slots.iter().zip(usages) {
-        for (index, of_policy) in charges.iter().zip(usage.policies()) {
-            rules[*index] = of_policy.rules();
-        }
-    }
-    (decided_at_ms, rules.concat())
-}

@@ -4,18 +4,18 @@
 //! missing on both nodes, and most identities have no block, so a call that reads blocks is refused until the slot has
 //! moved. A call with one key is always executed, by the node that has the key.
 //!
-//! So blocks are read first, one call each, and then each charge is decided in a separate call, for all of several
-//! identical checks: all or nothing by rolling back, as for several slots.
+//! So the blocks of a check are read first, one call each, and then each charge is decided in a separate call: all or
+//! nothing by rolling back, as for several slots.
 
 use std::time::UNIX_EPOCH;
 
-use super::hash_slots::Slots;
+use super::hash_slots::Parts;
 use crate::{
     domain::{
         block::{BLOCKS, STRIKES, Until},
         charge::Charge,
         check::Check,
-        decision::{Blocked, Decision},
+        decision::Blocked,
         error::{StoreError, StoreErrorKind},
         key::Key,
         operation::{Operation, Reply, answer_of},
@@ -23,6 +23,7 @@ use crate::{
     store::{
         CallFuture, StoreFuture,
         redis::{RedisStore, error::store_error},
+        sent::Sent,
     },
 };
 
@@ -40,30 +41,18 @@ impl RedisStore {
     }
 
     async fn do_by_key(&self, operation: Operation) -> Result<Reply, StoreError> {
-        let operation = match operation {
-            Operation::Check(check) => match self.blocked_by_key(&check).await? {
-                Some(blocked) => return Ok(Reply::Check(Decision::Blocked(blocked))),
-                None => Operation::Check(check.enforce_blocks(false)),
-            },
-            Operation::CheckBatch(batch) => match self.blocked_by_key(batch.check()).await? {
-                Some(blocked) => {
-                    let decisions = vec![Decision::Blocked(blocked); batch.count().into()];
-                    return Ok(Reply::CheckBatch(decisions));
-                }
-                None => {
-                    let unblocked = |check: &Check| check.clone().enforce_blocks(false);
-                    Operation::CheckBatch(batch.map(unblocked))
-                }
-            },
-            Operation::Unblock { key } => return self.unblock_by_key(&key).await,
+        match &operation {
+            Operation::Unblock { key } => return self.unblock_by_key(key).await,
             // A ban needs both keys in one call. The next strike asks for the ban again.
             Operation::Ban { .. } => return Err(MOVING),
-            other => other,
+            _ => {}
+        }
+        let charges = operation.check().map_or(0, |check| check.charges().len());
+        let parts = Parts {
+            charges: (0..charges).map(|index| vec![index]).collect(),
+            are_keys: true,
         };
-        let check = operation.check();
-        let slots = check.map(|check| self.slots_by_key(check));
-        let slots = slots.unwrap_or_default(); // an operation without charges has one key, or none
-        self.execute_apart(operation, slots, None).await
+        self.execute_apart(operation, parts, Sent::queued()).await
     }
 
     async fn unblock_by_key(&self, key: &Key) -> Result<Reply, StoreError> {
@@ -77,7 +66,10 @@ impl RedisStore {
     }
 
     /// The block that ends last among those of the check's keys.
-    async fn blocked_by_key(&self, check: &Check) -> Result<Option<Blocked>, StoreError> {
+    pub(super) async fn blocked_by_key(
+        &self,
+        check: &Check,
+    ) -> Result<Option<Blocked>, StoreError> {
         let mut latest: Option<Blocked> = None;
         let charges = check.charges().iter().filter(|_| check.enforces_blocks());
         for charge in charges {
@@ -102,13 +94,6 @@ impl RedisStore {
         let look = Check::of_one(charge.clone()).without_cost();
         let now_ms = self.check_one_slot(&look).await?.usage().decided_at_ms();
         Ok(Some(Blocked::new(key.clone(), block, now_ms)))
-    }
-
-    /// Treats each charge as if its slot held no other.
-    fn slots_by_key(&self, check: &Check) -> Slots {
-        let charges = check.charges().iter().enumerate();
-        let slots = charges.map(|(index, charge)| (self.slot(charge.key()), vec![index]));
-        slots.collect()
     }
 }
 
