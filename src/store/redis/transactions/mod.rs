@@ -107,7 +107,10 @@ impl TransactionStore {
     ///
     /// Cancellation: if you drop the future before the mark begins, none is done; afterwards the transaction goes on.
     async fn begin(self, operations: Vec<Operation>, sent: Sent) -> Result<Replies, StoreError> {
-        let lanes = self.lanes.here(|_| Arc::new(Lanes::new())).ok_or(NO_RUNTIME)?;
+        let lanes = self
+            .lanes
+            .here(|_| Arc::new(Lanes::new()))
+            .ok_or(NO_RUNTIME)?;
         let (reply, answer) = oneshot::channel();
         // In a task, because a future that is not polled would keep others out of its lanes.
         background::spawn(self.transact(lanes, operations, sent.clone(), reply));

