@@ -13,7 +13,7 @@
 use std::{future::ready, time::Duration};
 
 use futures_util::stream::{FuturesUnordered, Stream, StreamExt, iter};
-use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tokio::time::Instant;
 
 use super::hash_slots::{Parts, TOO_LATE, in_time, within};
 use crate::{
@@ -31,6 +31,7 @@ use crate::{
         redis::{RedisStore, background, connection::PART_TIMEOUT},
         sent::Sent,
     },
+    timer::{self, LazySleep},
 };
 
 /// How long an answer waits for the denials of other slots, for roll-backs and for shadows. Shorter than the default
@@ -65,7 +66,8 @@ impl RedisStore {
         let mut answers = vec![None; asked.len()];
         // No caller waits longer.
         let end = Instant::now() + PART_TIMEOUT;
-        while let Ok(Some((place, answer))) = timeout_at(end, asked.next()).await {
+        let rest = || end.saturating_duration_since(Instant::now());
+        while let Some(Some((place, answer))) = timer::within(rest(), asked.next()).await {
             let is_refused = !admits(&answer);
             answers[place] = Some(answer);
             if is_refused {
@@ -80,8 +82,8 @@ impl RedisStore {
         let Some(shadows) = check.shadow_check() else {
             return Ok(decision);
         };
-        Ok(match timeout(GRACE, self.check(&shadows)).await {
-            Ok(Ok(shadow)) => decision.with_shadow(shadow),
+        Ok(match timer::within(GRACE, self.check(&shadows)).await {
+            Some(Ok(shadow)) => decision.with_shadow(shadow),
             _ => decision,
         })
     }
@@ -108,7 +110,7 @@ impl RedisStore {
                 answers[place] = Some(answer);
             }
         };
-        if timeout(GRACE, all).await.is_err() {
+        if timer::within(GRACE, all).await.is_none() {
             background::outlive(undone.for_each(|_| ready(())));
         }
     }
@@ -140,7 +142,7 @@ impl RedisStore {
             if !is_unsent || Instant::now() + pause > end {
                 return returned.and_then(|reply| answer_of!(Settle)(reply).ok_or(ANOTHER_REPLY));
             }
-            sleep(pause).await;
+            LazySleep::new(pause).await;
             pause *= 2;
         }
     }

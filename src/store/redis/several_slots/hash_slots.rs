@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use redis::cluster_routing::Slot;
-use tokio::{runtime::Handle, sync::oneshot, time::timeout};
+use tokio::{runtime::Handle, sync::oneshot};
 
 use crate::{
     domain::{
@@ -24,6 +24,7 @@ use crate::{
         },
         sent::Sent,
     },
+    timer,
 };
 
 /// The charges of a check that count, in parts that are decided apart.
@@ -156,9 +157,9 @@ pub(super) async fn in_time<T>(answer: StoreFuture<T>) -> Result<T, StoreError> 
 
 /// The same within another time.
 pub(super) async fn within<T>(time: Duration, mut answer: StoreFuture<T>) -> Result<T, StoreError> {
-    match timeout(time, &mut answer).await {
-        Ok(result) => result,
-        Err(_) => Err(TOO_LATE.unsent_if(answer.is_never_sent())),
+    match timer::within(time, &mut answer).await {
+        Some(result) => result,
+        None => Err(TOO_LATE.unsent_if(answer.is_never_sent())),
     }
 }
 
