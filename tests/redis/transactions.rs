@@ -541,6 +541,26 @@ async fn a_check_that_got_no_connection_of_the_pool_was_not_sent() {
     assert!(error.is_unsent(), "{error}");
 }
 
+/// All have to wait, since the only connection is in use.
+#[tokio::test]
+async fn a_caller_that_leaves_before_its_turn_makes_room_for_the_next() {
+    let server = Server::start();
+    let manager = RedisConnectionManager::new(server.url()).unwrap();
+    let pool = bb8::Pool::builder().max_size(1).build(manager).await;
+    let pool = pool.unwrap();
+    let _held = pool.get().await.unwrap();
+    let store = RedisStore::transactions(pool.clone());
+    let check = check(one(&api("10/1d"), "alice"));
+    tokio::time::pause();
+    let begun = tokio::time::Instant::now();
+    for _ in 0..3 {
+        timeout(SOON / 10, store.check(&check)).await.unwrap_err();
+    }
+    let error = store.check(&check).await.unwrap_err();
+    assert!(error.is_unsent(), "{error}");
+    assert!(begun.elapsed() < 2 * SOON, "{:?}", begun.elapsed());
+}
+
 const READ_ONLY: [&str; 2] = ["REPLICAOF 127.0.0.1 1", "REPLICAOF NO ONE"];
 const FULL: [&str; 2] = ["CONFIG SET maxmemory 1", "CONFIG SET maxmemory 0"];
 

@@ -2,7 +2,7 @@
 //!
 #![doc = include_str!("../../../../docs/guide/transactions.md")]
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, future::poll_fn, pin::pin, sync::Arc, task::Poll, time::Duration};
 
 use bb8::Pool;
 use bb8_redis::RedisConnectionManager;
@@ -123,14 +123,25 @@ impl TransactionStore {
         lanes: Arc<Lanes>,
         operations: Vec<Operation>,
         sent: Sent,
-        reply: oneshot::Sender<Result<Replies, StoreError>>,
+        mut reply: oneshot::Sender<Result<Replies, StoreError>>,
     ) {
         let names = names_of(&self.store.names, &operations);
-        let taken = lanes.take(&names).await;
-        if reply.is_closed() {
+        // A caller that leaves while it waits makes room for the next.
+        let turn = {
+            let mut waits = pin!(async {
+                let taken = lanes.take(&names).await;
+                (taken, Session::check_out(&self.pool).await)
+            });
+            let turn = poll_fn(|cx| match waits.as_mut().poll(cx) {
+                Poll::Pending => reply.poll_closed(cx).map(|()| None),
+                ready @ Poll::Ready(_) => ready.map(Some),
+            });
+            turn.await
+        };
+        let Some((taken, session)) = turn else {
             return;
-        }
-        let mut session = match Session::check_out(&self.pool).await {
+        };
+        let mut session = match session {
             Ok(session) if sent.begin() => session,
             Ok(_) => return,
             Err(error) => return drop(reply.send(Err(error))),

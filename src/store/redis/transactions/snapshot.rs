@@ -96,10 +96,8 @@ impl<'a> Snapshot<'a> {
     pub(super) fn into_changes(self, longer_ms: u64) -> Pipeline {
         let mut cmds = Pipeline::new();
         for (name, stored) in self.keys.iter().zip(self.stored) {
-            if let Ok(mut stored) = stored
-                && let Some(rules) = stored.changed.take()
-            {
-                stored.write(name, rules, self.now_ms, longer_ms, &mut cmds);
+            if let Ok(stored) = stored {
+                stored.write(name, self.now_ms, longer_ms, &mut cmds);
             }
         }
         cmds
@@ -162,14 +160,11 @@ impl Stored {
         Ok(stored)
     }
 
-    fn write(
-        &mut self,
-        name: &[u8],
-        rules: Vec<Rule>,
-        now_ms: u64,
-        longer_ms: u64,
-        cmds: &mut Pipeline,
-    ) {
+    /// Adds the commands that write what was changed.
+    fn write(mut self, name: &[u8], now_ms: u64, longer_ms: u64, cmds: &mut Pipeline) {
+        let Some(rules) = self.changed else {
+            return;
+        };
         // The write is no earlier than the read.
         let ttl_ms = |expires_ms: u64| expires_ms.saturating_sub(now_ms).max(1) + longer_ms;
         let value = match &self.block {
