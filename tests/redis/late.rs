@@ -242,7 +242,7 @@ async fn a_server_that_greets_late_sees_no_check_whose_caller_has_left() {
             .in_flight(in_flight);
         let limiter = limiter(store, FailurePolicy::Open).publish_policies(false);
         let before = server.calls("evalsha") + server.calls("eval");
-        let checks = (0..2_500).map(|user| {
+        let checks = (0..5_000).map(|user| {
             let limiter = limiter.clone();
             async move { limiter.check(one(&tokens(), user)).await }
         });
