@@ -337,7 +337,7 @@ async fn a_store_that_fails_or_is_silent_for_longer_than_a_caller_waits_gives_th
             ms(2_000),
         ),
         (
-            Limiter::new(Scripted::new(|_| {
+            support::limiter(Scripted::new(|_| {
                 StoreFuture::ready(Err(StoreError::new(StoreErrorKind::Refused, "told to")))
             })),
             StoreErrorKind::Refused,

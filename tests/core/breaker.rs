@@ -277,7 +277,7 @@ async fn a_refusal_between_two_lost_waits_is_an_answer_and_closes_an_open_one() 
                 false => StoreFuture::pending(std::future::pending()),
             }
         });
-        let limiter = Limiter::new(store);
+        let limiter = support::limiter(store);
         for _ in 0..9 {
             for _ in 0..4 {
                 assert_eq!(self::kind(&limiter).await, Some(StoreErrorKind::Timeout));

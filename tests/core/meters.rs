@@ -133,7 +133,7 @@ async fn a_settlement_that_a_server_refuses_for_long_is_tried_again_less_and_les
     for kind in [StoreErrorKind::Refused, StoreErrorKind::AccessDenied] {
         let tries = Arc::new(AtomicUsize::new(0));
         let asked_for = tries.clone();
-        let limiter = Limiter::new(Fated::new(MemoryStore::new(), move |asked| match asked {
+        let limiter = support::limiter(Fated::new(MemoryStore::new(), move |asked| match asked {
             Asked::Execute(Operation::Settle(_)) => {
                 asked_for.fetch_add(1, SeqCst);
                 Fate::Fails(StoreError::new(kind, "told to").unsent())
@@ -141,7 +141,7 @@ async fn a_settlement_that_a_server_refuses_for_long_is_tried_again_less_and_les
             _ => Fate::Answered,
         }));
         limiter.meter(&checked(&limiter).await).add(3);
-        limiter.return_slots().await;
+        support::finished(&limiter).await;
         let tries = tries.load(SeqCst);
         assert!((10..=30).contains(&tries), "{kind:?}: {tries}");
     }

@@ -148,7 +148,7 @@ async fn a_look_publishes_nothing() {
 #[tokio::test(start_paused = true)]
 async fn a_policy_is_published_as_it_is_first_used_and_not_as_a_look_was_before() {
     let store = Publishing::default();
-    let limiter = Limiter::new(store.clone()).on_failure(FailurePolicy::Local);
+    let limiter = support::limiter(store.clone()).on_failure(FailurePolicy::Local);
     let api = policy("api", "9/1m");
     let probe = limiter.clone().on_failure(FailurePolicy::Closed);
     let look = [Charge::new(&api, Key::new("server", "start"), 0)];

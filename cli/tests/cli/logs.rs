@@ -391,7 +391,7 @@ fn a_string_of_a_server_names_its_fields_or_shows_where_it_is_wrong() {
     ] {
         let said = with_format(
             "a = '0/1s'",
-            &[line.clone()],
+            std::slice::from_ref(&line),
             &format!("--key {key} --json"),
             Some(&nginx),
         );
