@@ -180,7 +180,7 @@ async fn users_at_their_limits_stay_denied(server: &Server, begin: &str) -> (u64
     const USERS: u64 = 20;
     const TIMEOUT: Duration = Duration::from_millis(300);
     let (seen, logins) = (Seen::default(), policy("login", "5/10m"));
-    let limiter = Limiter::new(connect(server).await)
+    let limiter = support::limiter(connect(server).await)
         .timeout(TIMEOUT)
         .on_failure(FailurePolicy::Open)
         .observer(seen.clone());

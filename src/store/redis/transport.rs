@@ -144,7 +144,7 @@ impl Transport {
     )]
     pub(super) async fn reach(&self, routing_key: &[u8]) -> RedisResult<Route> {
         match self {
-            Self::Server(connection) => Ok(Route::Server(connection.usable().await?)),
+            Self::Server(server) => Ok(Route::Server(Arc::clone(server), server.usable().await?)),
             // Boxed, so that this branch does not set the size of the whole future.
             #[cfg(feature = "cluster")]
             Self::Cluster(cluster) => {
@@ -175,7 +175,7 @@ impl Transport {
 
 /// A connection to the server of a key.
 pub(super) enum Route {
-    Server(Arc<Connection>),
+    Server(Arc<ReconnectingConnection>, Arc<Connection>),
     #[cfg(feature = "cluster")]
     Cluster(Arc<Cluster>, Arc<Node>, Arc<Connection>),
     #[cfg(feature = "manual-clock")]
@@ -195,7 +195,7 @@ impl Route {
     )]
     pub(super) async fn send(&self, cmd: &Cmd, routing_key: &[u8]) -> Reply {
         match self {
-            Self::Server(connection) => Ok(connection.send(cmd).await),
+            Self::Server(_, connection) => Ok(connection.send(cmd).await),
             // Boxed, so that this branch does not set the size of the whole future.
             #[cfg(feature = "cluster")]
             Self::Cluster(cluster, node, connection) => {
@@ -215,12 +215,12 @@ pub(super) fn unreached(error: &RedisError) -> StoreError {
 }
 
 impl Route {
-    /// Takes another connection before the next command, unless this one is young.
+    /// Takes another connection before the next command, unless one was replaced just now.
     pub(super) fn replace(&self) {
         match self {
-            Self::Server(connection) => connection.replace(),
+            Self::Server(server, connection) => server.replace_refusing(connection),
             #[cfg(feature = "cluster")]
-            Self::Cluster(_, _, connection) => connection.replace(),
+            Self::Cluster(_, node, connection) => node.replace_refusing(connection),
             #[cfg(feature = "manual-clock")]
             Self::OfTest(_) => {}
         }

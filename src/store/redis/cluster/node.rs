@@ -66,6 +66,11 @@ impl Node {
         })
     }
 
+    /// Takes another connection than this before the next command, unless one was replaced just now.
+    pub(in crate::store::redis) fn replace_refusing(&self, connection: &Connection) {
+        self.connection.replace_refusing(connection);
+    }
+
     /// Waits for a usable connection.
     pub(super) async fn reach(&self) -> RedisResult<Arc<Connection>> {
         self.connection.usable().await

@@ -65,10 +65,6 @@ impl ConnectionHealth {
         result
     }
 
-    pub(super) fn age(&self) -> Duration {
-        self.created.elapsed()
-    }
-
     /// Marks the connection for replacement, whatever its replies say.
     pub(super) fn mark_stale(&self) {
         self.stale.store(true, Relaxed);

@@ -28,7 +28,6 @@ use std::{
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     task::{Context, Poll, Waker},
-    time::Duration,
 };
 
 use redis::{
@@ -69,9 +68,6 @@ impl fmt::Debug for SingleServer {
         f.write_str("SingleServer")
     }
 }
-
-/// From when on a connection may not lead any more to where its address leads.
-const SETTLED: Duration = Duration::from_millis(250);
 
 /// An established connection and the record of replies.
 pub(super) struct Connection {
@@ -118,14 +114,6 @@ impl Connection {
         };
         caller.receives(reply)?;
         Ok(replies.into_iter().map(Value::extract_error).collect())
-    }
-
-    /// Is replaced before the next command, unless it is young: a server may refuse writes for long, and the reads of
-    /// others must not wait for connections meanwhile.
-    pub(super) fn replace(&self) {
-        if self.health.age() >= SETTLED {
-            self.health.mark_stale();
-        }
     }
 
     fn is_lost(&self) -> bool {

@@ -1,6 +1,9 @@
 //! [`ReconnectingConnection`]: a connection that is replaced as soon as the loss is known.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use redis::{Cmd, RedisResult, Value};
 use tokio::time::Instant;
@@ -16,6 +19,10 @@ use crate::store::redis::{background, error::is_turned_away};
 /// Between two attempts to connect: at most 40 attempts a second reach a server that is down or read-only.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(25);
 
+/// From one connection that is replaced since a write was refused to the next: a server may refuse writes for long, and
+/// the reads of others must not wait for a connection after each refusal.
+const REFUSED_PAUSE: Duration = Duration::from_millis(250);
+
 /// One connection that callers share.
 ///
 /// A caller that finds the connection lost starts one attempt to replace it, and all other callers wait for that
@@ -23,6 +30,8 @@ const RECONNECT_PAUSE: Duration = Duration::from_millis(25);
 pub(in crate::store::redis) struct ReconnectingConnection {
     source: Arc<dyn Source>,
     attempt: Arc<SharedAttempt<Arc<Connection>>>,
+    /// When a connection was last replaced since a write was refused.
+    replaced: Mutex<Option<Instant>>,
 }
 
 type Outcome = RedisResult<Arc<Connection>>;
@@ -36,6 +45,7 @@ impl ReconnectingConnection {
         Arc::new(Self {
             source,
             attempt: SharedAttempt::new(RECONNECT_PAUSE),
+            replaced: Mutex::default(),
         })
     }
 
@@ -54,6 +64,15 @@ impl ReconnectingConnection {
         };
         self.follow(&connection);
         Ok(connection)
+    }
+
+    /// Takes another connection than this before the next command, unless one was replaced just now.
+    pub(in crate::store::redis) fn replace_refusing(&self, connection: &Connection) {
+        let mut replaced = self.replaced.lock().unwrap_or_else(PoisonError::into_inner);
+        if replaced.is_none_or(|at| at.elapsed() >= REFUSED_PAUSE) {
+            connection.health.mark_stale();
+            *replaced = Some(Instant::now());
+        }
     }
 
     /// Sends one command, once, and waits for the reply.
