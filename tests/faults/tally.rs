@@ -26,6 +26,8 @@ pub(crate) struct Tally {
     pub(crate) left: u64,
     /// The number of requests that the server may have charged without a known admission.
     pub(crate) unknown: u64,
+    /// The number of checks of a bucket that this process decided or failed, so that the server may refund them later.
+    pub(crate) late_of_bucket: u64,
     /// By kind, without those of a job, which are the job's own fault.
     pub(crate) errors: BTreeMap<String, u64>,
     /// The longest time of a request.
@@ -46,7 +48,12 @@ impl Tally {
     }
 
     /// Counts an answer, and the time until the answer. `None` if the delay of its runtime is unknown.
-    pub(crate) fn note(&mut self, waited: Option<Duration>, result: &Result<Decision, StoreError>) {
+    pub(crate) fn note(
+        &mut self,
+        waited: Option<Duration>,
+        of_bucket: bool,
+        result: &Result<Decision, StoreError>,
+    ) {
         self.requests += 1;
         self.worst_wait = self.worst_wait.max(waited.unwrap_or_default());
         let local = result.as_ref().is_ok_and(|it| it.usage().is_local());
@@ -54,6 +61,7 @@ impl Tally {
         let error = result.as_ref().err();
         let is_sent = error.is_some_and(|it| it.kind() != StoreErrorKind::CircuitOpen);
         self.unknown += u64::from(local || is_sent);
+        self.late_of_bucket += u64::from(of_bucket && (local || is_sent));
         match result {
             Ok(Decision::Allowed(usage)) => {
                 self.admitted += 1;

@@ -63,6 +63,7 @@ struct Asked<'a> {
     start: Instant,
     /// Whether the delay of its runtime is measured, so that its time counts.
     is_measured: bool,
+    of_bucket: bool,
     is_answered: bool,
 }
 
@@ -70,7 +71,8 @@ impl Asked<'_> {
     fn answered(mut self, result: &Result<Decision, StoreError>) {
         self.is_answered = true;
         let waited = self.is_measured.then(|| self.start.elapsed());
-        self.traffic.tally().note(waited, result);
+        let mut tally = self.traffic.tally();
+        tally.note(waited, self.of_bucket, result);
     }
 }
 
@@ -191,12 +193,14 @@ impl Traffic {
         let is_alone = self.setup.with_leases_and_cache && task % 4 == 3;
         let own = (!is_alone).then(|| &self.policies[task / 2 % self.policies.len()]);
         let hot = (task % 2 == 1).then_some(&self.hot);
+        let of_bucket = own.is_some_and(|it| it.rules().iter().any(|it| it.refill().is_some()));
         let policies = own.into_iter().chain(hot).chain([&self.counted]);
         let charges = policies.map(|it| Charge::new(it, Key::new("key", it.name()), 1));
         let asked = Asked {
             traffic: self,
             start: Instant::now(),
             is_measured,
+            of_bucket,
             is_answered: false,
         };
         let result = self.limiter.check(charges).await;
