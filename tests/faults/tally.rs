@@ -26,7 +26,7 @@ pub(crate) struct Tally {
     pub(crate) left: u64,
     /// The number of requests that the server may have charged without a known admission.
     pub(crate) unknown: u64,
-    /// The number of checks of a bucket that this process decided or failed, so that the server may refund them later.
+    /// The number of checks of a bucket that timed out or that this process decided, and that may be refunded later.
     pub(crate) late_of_bucket: u64,
     /// By kind, without those of a job, which are the job's own fault.
     pub(crate) errors: BTreeMap<String, u64>,
@@ -61,7 +61,8 @@ impl Tally {
         let error = result.as_ref().err();
         let is_sent = error.is_some_and(|it| it.kind() != StoreErrorKind::CircuitOpen);
         self.unknown += u64::from(local || is_sent);
-        self.late_of_bucket += u64::from(of_bucket && (local || is_sent));
+        let is_late = error.is_some_and(|it| it.kind() == StoreErrorKind::Timeout);
+        self.late_of_bucket += u64::from(of_bucket && (local || is_late));
         match result {
             Ok(Decision::Allowed(usage)) => {
                 self.admitted += 1;
