@@ -83,7 +83,7 @@ const BODIES: [&str; 3] = ["body, axum", "body, read_body", "body, read_body and
 
 /// Its clock reads the processor's counter, so that its figures vary.
 pub(crate) const YARDSTICK: &str = "tower_governor";
-/// What the names of the rows over Redis begin with.
+/// The beginning of the names of the rows over Redis.
 pub(crate) const OVER_REDIS: &str = "over redis";
 /// Not in the table: each check is a separate call, and the bench counts the functions. Redis does not answer the second row.
 pub(crate) const ANSWERED: &str = "answered";

@@ -13,7 +13,7 @@ const FORM: &str = "write a share of 0% to 100%, as 0.5% or POLICY=0.1%, with at
 
 const NO_KEY: &str = "no request has a key for it, so that there is nothing to judge";
 
-/// What the store of a replay may have done.
+/// The decisions that the store of a replay may have made.
 pub(super) const FULL: &str = "a store was full and may have forgotten counts: give it more --keys";
 
 /// An argument of `--max-refused`.

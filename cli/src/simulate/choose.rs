@@ -12,7 +12,7 @@ use crate::{Error, Result, text};
 /// The maximum number of lines to show.
 const SHOWN: usize = 3;
 
-/// What a format reads of the first lines.
+/// The result of reading the first lines by one format.
 struct Trial<'a, 's> {
     reader: Reader<'a>,
     requests: Vec<Request>,

@@ -28,7 +28,7 @@ static DATA: LazyLock<Data> = LazyLock::new(|| {
     toml::from_str(include_str!("formats.toml")).unwrap_or_else(|error| unreachable!("{error}"))
 });
 
-/// What a collector writes in front of a line.
+/// The prefix that a collector writes in front of a line.
 pub(super) static PREFIX: LazyLock<Regex> = LazyLock::new(|| compiled(&DATA.prefix));
 
 /// The names of fields and their values.

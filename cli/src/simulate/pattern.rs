@@ -68,7 +68,7 @@ impl Pattern {
 }
 
 impl<'a> Field<'a> {
-    /// What the values are like, up to what follows. `open` is a field that may have any bytes, up to the next quote.
+    /// The shape of the values, up to the next literal. `open` is a field that may have any bytes, up to the next quote.
     fn values(
         &self,
         class: &str,

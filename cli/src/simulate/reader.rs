@@ -25,7 +25,7 @@ pub(super) struct Reader<'a> {
     /// The most fields that the format knows in a line.
     pub(super) known: usize,
     clock: Clock,
-    /// What the times are.
+    /// The kind of the times.
     pub(super) words: String,
 }
 

@@ -14,7 +14,7 @@ pub(super) enum Record<'a> {
     Json(Value),
 }
 
-/// Where the value of a field is.
+/// The place of a field's value.
 #[derive(Clone)]
 pub(super) enum Place {
     /// A group of a pattern.

@@ -35,7 +35,7 @@ pub(super) struct Mapping {
     ipv6_prefix: u8,
     /// Finds the client in a list of addresses; `None` without trusted proxies.
     proxies: Option<ForwardedIp>,
-    /// What the values of each field look like.
+    /// The shape of the values of each field.
     signs: Vec<Sign>,
 }
 

@@ -43,7 +43,7 @@ impl Stamp {
         Some(Self { ms, is_whole })
     }
 
-    /// The time when a request began that ended at this time. Of a whole second, the middle counts.
+    /// The time when a request began that ended at this time. A time in whole seconds counts as the middle of its second.
     pub(super) fn before(self, duration_ms: u64) -> Self {
         let Self { ms, is_whole } = self;
         let ms = match is_whole {

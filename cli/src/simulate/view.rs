@@ -112,7 +112,7 @@ impl Choice {
         let mut values = self.places.iter().filter_map(|place| record.get(place));
         let first = values.next()?;
         Some(match (self.role, first) {
-            // What headers say, then the peer.
+            // The addresses of the headers, then the peer.
             ("ip", first) => values.fold(first, |all, it| [&*all, b", ", &*it].concat().into()),
             ("path", Cow::Borrowed(url)) => record::path(url).into(),
             ("path", Cow::Owned(url)) => record::path(&url).to_vec().into(),

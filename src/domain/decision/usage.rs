@@ -29,7 +29,7 @@ pub struct Usage {
     beside: Option<Arc<Beside>>,
 }
 
-/// What a usage may have beside its figures.
+/// The rare parts of a usage, beside its figures.
 #[derive(Debug)]
 struct Beside {
     shadow: Option<Decision>,
