@@ -87,7 +87,7 @@ impl MapStore {
                 // Further units count from now on. Others go back to the step that was charged, which may be released.
                 let end_ms = match *cost > charge.cost() {
                     true => rule.rule().step_end_ms(now_ms),
-                    false => rule.step_end_ms(),
+                    false => settlement.end_ms(rule),
                 };
                 let steps = counts.entry(place(charge, &rule.rule())).or_default();
                 let units = steps.entry(end_ms).or_default();

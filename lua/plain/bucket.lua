@@ -23,8 +23,11 @@ function bucket.charge(section, units)
   section.used = section.used + units * section.rule.period
 end
 
-function bucket.take(section, units)
-  section.used = math.max(0, section.used - math.min(units, section.units) * section.rule.period)
+function bucket.take(section, units, from) -- less the refill since `from`
+  local rule, elapsed = section.rule, math.max(0, section.newest - from)
+  local taken = math.min(units, rule.most) * rule.period
+  taken = elapsed < taken / rule.refill and taken - elapsed * rule.refill or 0
+  section.used = math.max(0, section.used - taken)
 end
 
 function bucket.fits_at()

@@ -5,7 +5,8 @@
 --                            settlement can reach
 -- advance(section)           brings a section up to date: drops units that are released or not believed
 -- charge(section, units)     adds units now
--- take(section, units, stop) takes units from the step that ends at `stop`, at most those that are there
+-- take(section, units, stop) takes units from the step that ends at `stop`, at most those that are there; of a bucket,
+--                            less the refill since `stop`
 -- fits_at(section, units)    when units fit that do not fit now, although they are within the limit
 -- describe(section)          sets the `units` that count, and three times: when the section is `due`, the `start` of the
 --                            newest step, the last `release`

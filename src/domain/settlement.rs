@@ -1,14 +1,22 @@
 //! [`Settlement`]: the final costs of an admitted check.
 
 use crate::domain::{
-    charge::Charge, check::Check, decision::Usage, error::StoreError, rule::MAX_UNITS,
+    charge::Charge,
+    check::Check,
+    decision::{RuleUsage, Usage},
+    error::StoreError,
+    rule::MAX_UNITS,
 };
+
+/// Later than any time of a store.
+const NEVER_MS: u64 = (1 << 48) - 1;
 
 /// The final cost of each charge of an admitted check.
 #[derive(Clone, Debug)]
 pub struct Settlement {
     usage: Usage,
     costs: Box<[u64]>,
+    takes_back: bool,
 }
 
 impl Settlement {
@@ -55,7 +63,16 @@ impl Settlement {
         Ok(Self {
             usage: usage.clone(),
             costs,
+            takes_back: false,
         })
+    }
+
+    /// Takes back an admission whose answer its caller never had. A [bucket](crate::Rule::bucket) gets the units back less
+    /// its refill since the check, which may have given them back already: so it never admits more than promised.
+    #[must_use]
+    pub fn taking_back(mut self) -> Self {
+        self.takes_back = true;
+        self
     }
 
     /// Allows another settlement of the check, since this one was not sent.
@@ -81,6 +98,18 @@ impl Settlement {
         Self {
             usage: self.usage.pick(places),
             costs: places.iter().map(|place| self.costs[*place]).collect(),
+            takes_back: self.takes_back,
+        }
+    }
+
+    /// Returns the end of the step or period from which a lower cost takes units, in ms of the store's clock. Of a
+    /// bucket, it returns the time from which the refill is subtracted from what is taken: never if it is later than now.
+    #[must_use]
+    pub fn end_ms(&self, usage: &RuleUsage) -> u64 {
+        match usage.rule().refill() {
+            None => usage.step_end_ms(),
+            Some(_) if self.takes_back => self.usage.decided_at_ms(),
+            Some(_) => NEVER_MS,
         }
     }
 

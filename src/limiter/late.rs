@@ -81,8 +81,7 @@ impl LateCheck {
             LateCost::Nothing => Limiter::changed_parts(&usage, |_| 0),
             LateCost::Of(costs) => parts(&usage, &costs),
         };
-        let each = limiter.inner.caller.timeout();
-        limiter.settle_patiently(parts, each, SETTLING).await;
+        limiter.take_back(parts).await;
     }
 }
 
@@ -132,9 +131,12 @@ impl Limiter {
     pub(super) fn undo(&self, usage: &Usage) {
         drop(self.hold_usage(usage));
         let (limiter, parts) = (self.clone(), Self::changed_parts(usage, |_| 0));
-        self.in_background(async move {
-            let each = limiter.inner.caller.timeout();
-            limiter.settle_patiently(parts, each, SETTLING).await;
-        });
+        self.in_background(async move { limiter.take_back(parts).await });
+    }
+
+    async fn take_back(&self, parts: Vec<Settlement>) {
+        let parts = parts.into_iter().map(Settlement::taking_back).collect();
+        let each = self.inner.caller.timeout();
+        self.settle_patiently(parts, each, SETTLING).await;
     }
 }

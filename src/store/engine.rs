@@ -297,7 +297,8 @@ fn settle(settlement: &Settlement, cells: &mut impl Cells) -> Result<Usage, Stor
         let mut changed = SmallVec::<[bool; 8]>::new();
         for ((cell, charge, counts), (usage, cost)) in part.each().zip(usages()) {
             changed.push(cells.look(cell, |entry| {
-                let changes = entry.would_settle(usage, now_ms, difference(charge, cost));
+                let changes =
+                    entry.would_settle(settlement, usage, now_ms, difference(charge, cost));
                 if !changes {
                     entry.look(charge, now_ms, counts);
                 }
@@ -309,7 +310,7 @@ fn settle(settlement: &Settlement, cells: &mut impl Cells) -> Result<Usage, Stor
         for ((cell, charge, counts), (usage, cost)) in all.filter(|it| changed[it.0.0]) {
             let rules = usage.rules().iter().map(RuleUsage::rule);
             cells.write(cell, rules, counts, |entry, counts| {
-                entry.settle(usage, now_ms, difference(charge, cost), counts);
+                entry.settle(settlement, usage, now_ms, difference(charge, cost), counts);
             })?;
         }
         Ok(())

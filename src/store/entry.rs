@@ -7,6 +7,7 @@ use crate::domain::{
     decision::{Count, PolicyUsage, RuleUsage},
     policy::Policy,
     rule::Rule,
+    settlement::Settlement,
     slots::SlotId,
     window::{Section, SlotSet, Spec},
 };
@@ -161,13 +162,15 @@ impl Entry {
     /// Whether a settlement by `difference` would change a section.
     pub(super) fn would_settle(
         &self,
+        settlement: &Settlement,
         usage: PolicyUsage<'_>,
         now_ms: u64,
         difference: i64,
     ) -> bool {
         usage.rules().iter().any(|rule| {
+            let (limit, end_ms) = (rule.rule().limit(), settlement.end_ms(rule));
             self.with_section(spec(rule), |section| {
-                section.change(now_ms, rule.rule().limit(), rule.step_end_ms(), difference) != 0
+                section.change(now_ms, limit, end_ms, difference) != 0
             })
         })
     }
@@ -175,6 +178,7 @@ impl Entry {
     /// Settles a charge by `difference`, and counts again.
     pub(super) fn settle(
         &mut self,
+        settlement: &Settlement,
         usage: PolicyUsage<'_>,
         now_ms: u64,
         difference: i64,
@@ -183,7 +187,7 @@ impl Entry {
         for (rule, count) in usage.rules().iter().zip(counts) {
             let section = self.section_mut(spec(rule));
             let limit = rule.rule().limit();
-            section.settle(now_ms, limit, rule.step_end_ms(), difference);
+            section.settle(now_ms, limit, settlement.end_ms(rule), difference);
             *count = section.kept();
         }
         self.tidy(usage.policy(), now_ms);

@@ -74,6 +74,25 @@ async fn a_local_admission_costs_its_settlement_or_its_meter_or_the_estimate_and
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_bucket_that_was_full_again_before_a_late_refund_gets_nothing_twice() {
+    let (memory, clock) = memory();
+    let bucket = policy("p", "10+1/1s@bucket");
+    let store = Fated::new(memory.clone(), |asked| match asked {
+        Asked::Check(_) => Fate::Late(LATE),
+        _ => Fate::Answered,
+    });
+    let limiter = support::limiter(store);
+    let check = limiter.check([charge(&bucket, "alice", 2)]);
+    assert!(check.await.is_err(), "charged, and late");
+    clock.advance(ms(2_000));
+    let others = check_of(&bucket, "alice", 10);
+    assert!(memory.check(&others).await.unwrap().is_allowed());
+    support::finished(&limiter).await;
+    let look = memory.check(&check_of(&bucket, "alice", 0)).await.unwrap();
+    assert_eq!(remaining(look.usage()), [0]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_blocked_identity_pays_nothing_for_a_check_that_the_store_has_admitted_late() {
     let (memory, store) = late();
     let limiter = support::limiter(store).on_failure(FailurePolicy::Open);

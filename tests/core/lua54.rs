@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use support::{
     history::{
         Act, Calls, History, Player, Spoiled, Step, agree, calls, calls_of_all_kinds, few_cases,
-        key_of, large, move_clock, same, spoiled_calls, wild, wild_kinds,
+        key_of, large, move_clock, same, spoiled_calls, taken_back, wild, wild_kinds,
     },
     lua::LuaServer,
     prelude::*,
@@ -118,6 +118,11 @@ fn the_script_agrees_with_the_memory_store_whatever_happens() {
 }
 
 #[test]
+fn the_script_takes_back_as_the_memory_store_does() {
+    agrees(taken_back());
+}
+
+#[test]
 fn the_script_agrees_with_the_memory_store_however_much_is_charged() {
     agrees(large());
 }
@@ -177,7 +182,12 @@ fn operation(history: &History, act: &Act, index: usize, version: &mut usize) ->
             *version += 1;
             None
         }
-        Act::Settle(..) | Act::Renew(_) | Act::GiveBack(_) | Act::Call(_) | Act::Spoil(..) => None,
+        Act::Settle(..)
+        | Act::TakeBack(_)
+        | Act::Renew(_)
+        | Act::GiveBack(_)
+        | Act::Call(_)
+        | Act::Spoil(..) => None,
     }
 }
 

@@ -17,7 +17,7 @@ use proptest::{prelude::*, strategy::ValueTree, test_runner::TestRunner};
 use support::{
     history::{
         Act, Calls, Came, History, Player, Spoiled, calls, calls_of_all_kinds, days, dense, large,
-        move_clock, spoiled_calls, wild, wild_kinds,
+        move_clock, spoiled_calls, taken_back, wild, wild_kinds,
     },
     lua::LuaServer,
     prelude::*,
@@ -96,6 +96,8 @@ fn cases() -> Vec<Case> {
             histories.extend(std::iter::repeat_with(history).take(*count));
         }
     }
+    let history = || taken_back().new_tree(&mut runner).unwrap().current();
+    histories.extend(std::iter::repeat_with(history).take(ROUNDS));
     histories.into_iter().map(Case::new).collect()
 }
 

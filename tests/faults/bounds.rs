@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use sluicegate::Rule;
 
-use super::{fault::Fault, proxy::Weather, setup::Setup, tally::window_ms, traffic::BUCKET_TASKS};
+use super::{fault::Fault, proxy::Weather, setup::Setup, tally::window_ms};
 
 /// Counts that a server may lose.
 pub(crate) struct Forgets {
@@ -85,13 +85,6 @@ const fn undecided(fault: Fault) -> Option<&'static str> {
 const ENDED: &str =
     "calls in a runtime that ends fail, and its connection is replaced: the failure policy decides";
 
-/// The reason why a bucket may admit more than promised with leases.
-const REFUNDED: &str = "a check whose lease ends is refunded, and a bucket that was full meanwhile gets its unit twice";
-
-/// The same without leases.
-const REFUNDED_LATE: &str =
-    "a late admission is refunded, and a bucket that was full meanwhile gets its unit twice";
-
 /// The bounds of one run.
 pub(crate) struct Bounds<'a> {
     setup: Setup,
@@ -121,29 +114,10 @@ impl<'a> Bounds<'a> {
             .map(|it| it + 1)
     }
 
-    /// The units that a bucket may get twice: by time, and as the refund of a check. One for each check under way while
-    /// the bucket is full, as after a jump of the clock. A check continues after its caller has left, and that caller
-    /// asks again in the meantime. And one for each late check, of which there are `late`.
-    pub(crate) fn refunded_twice(&self, rule: &Rule, late: u64) -> u64 {
-        if rule.refill().is_none() {
-            return 0;
-        }
-        let under_way = BUCKET_TASKS * if self.setup.with_leavers { 2 } else { 1 };
-        let leased = u64::from(self.setup.with_leases_and_cache);
-        late + leased * under_way.min(rule.limit())
-    }
-
     /// The reasons why a rule may admit more than the limit.
     pub(crate) fn why_over(&self) -> Vec<&'static str> {
         let faults = self.faults.iter().filter_map(|&fault| forgets(fault));
-        let mut why: Vec<_> = faults.map(|it| it.why).collect();
-        if why.is_empty() {
-            why.push(match self.setup.with_leases_and_cache {
-                true => REFUNDED,
-                false => REFUNDED_LATE,
-            });
-        }
-        why
+        faults.map(|it| it.why).collect()
     }
 
     /// The reasons why requests may be left undecided.

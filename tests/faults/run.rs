@@ -91,11 +91,9 @@ pub(crate) fn run(setup: Setup, faults: &[Fault]) -> Row {
     });
 
     let tally = std::mem::take(&mut *traffic.tally());
-    let (over, _) = tally.over_admission(|_| 1, |_| 0);
+    let (over, _) = tally.over_admission(|_| 1);
     let times = |rule: &Rule| bounds.times(rule).unwrap_or(u64::from(u32::MAX));
-    let (too_many, whose) = tally.over_admission(times, |rule| {
-        bounds.refunded_twice(rule, tally.late_of_bucket)
-    });
+    let (too_many, whose) = tally.over_admission(times);
     // A task is late when its timer fires late, and again when it is polled late. The polling thread may also be held
     // up while the measuring tasks run on another thread.
     let allowed_wait = bounds.timeout() + 3 * tally.worst_lateness + Duration::from_millis(150);

@@ -26,8 +26,6 @@ pub(crate) struct Tally {
     pub(crate) left: u64,
     /// The number of requests that the server may have charged without a known admission.
     pub(crate) unknown: u64,
-    /// The number of checks of a bucket that timed out or that this process decided, and that may be refunded later.
-    pub(crate) late_of_bucket: u64,
     /// By kind, without those of a job, which are the job's own fault.
     pub(crate) errors: BTreeMap<String, u64>,
     /// The longest time of a request.
@@ -48,12 +46,7 @@ impl Tally {
     }
 
     /// Counts an answer, and the time until the answer. `None` if the delay of its runtime is unknown.
-    pub(crate) fn note(
-        &mut self,
-        waited: Option<Duration>,
-        of_bucket: bool,
-        result: &Result<Decision, StoreError>,
-    ) {
+    pub(crate) fn note(&mut self, waited: Option<Duration>, result: &Result<Decision, StoreError>) {
         self.requests += 1;
         self.worst_wait = self.worst_wait.max(waited.unwrap_or_default());
         let local = result.as_ref().is_ok_and(|it| it.usage().is_local());
@@ -61,8 +54,6 @@ impl Tally {
         let error = result.as_ref().err();
         let is_sent = error.is_some_and(|it| it.kind() != StoreErrorKind::CircuitOpen);
         self.unknown += u64::from(local || is_sent);
-        let is_late = error.is_some_and(|it| it.kind() == StoreErrorKind::Timeout);
-        self.late_of_bucket += u64::from(of_bucket && (local || is_late));
         match result {
             Ok(Decision::Allowed(usage)) => {
                 self.admitted += 1;
@@ -103,25 +94,18 @@ impl Tally {
 
     /// The rule that admitted the most beyond `times(rule)` times its limit and `more(rule)` units in a span of its
     /// window, and that number of units.
-    pub(crate) fn over_admission(
-        &self,
-        times: impl Fn(&Rule) -> u64,
-        more: impl Fn(&Rule) -> u64,
-    ) -> (u64, String) {
+    pub(crate) fn over_admission(&self, times: impl Fn(&Rule) -> u64) -> (u64, String) {
         let figures = self.steps.iter().map(|(it, steps)| {
-            let (times, more, whose) = match it.local {
-                true => (1, 0, " of this process"),
-                false => (times(&it.rule), more(&it.rule), ""),
+            let (times, whose) = match it.local {
+                true => (1, " of this process"),
+                false => (times(&it.rule), ""),
             };
             let limit = times * it.rule.limit();
             let over = match it.rule.refill() {
                 Some(refill) => most_beyond(&it.rule, refill, times, steps),
                 None => most_within(window_ms(&it.rule), steps).saturating_sub(limit),
             };
-            (
-                over.saturating_sub(more),
-                format!("{} {}{whose}", it.policy, it.rule),
-            )
+            (over, format!("{} {}{whose}", it.policy, it.rule))
         });
         figures.max().unwrap_or_default()
     }

@@ -28,8 +28,6 @@ const SMALL: &str = "4/200ms@exact,12/1500ms@exact";
 const BRIEF: &str = "4/200ms@exact";
 /// Full again after 300 ms.
 const BUCKET: &str = "6+20/1s@bucket";
-/// The number of tasks that charge the bucket. With leases, each also has a leased charge.
-pub(crate) const BUCKET_TASKS: u64 = (TASKS / KEYS) as u64;
 const HOT: &str = "15/200ms@exact,60/1500ms@exact";
 
 /// With leases, every fourth task charges only this key. So this key is hot, independent of the other limits.
@@ -63,7 +61,6 @@ struct Asked<'a> {
     start: Instant,
     /// Whether the delay of its runtime is measured, so that its time counts.
     is_measured: bool,
-    of_bucket: bool,
     is_answered: bool,
 }
 
@@ -71,8 +68,7 @@ impl Asked<'_> {
     fn answered(mut self, result: &Result<Decision, StoreError>) {
         self.is_answered = true;
         let waited = self.is_measured.then(|| self.start.elapsed());
-        let mut tally = self.traffic.tally();
-        tally.note(waited, self.of_bucket, result);
+        self.traffic.tally().note(waited, result);
     }
 }
 
@@ -193,14 +189,12 @@ impl Traffic {
         let is_alone = self.setup.with_leases_and_cache && task % 4 == 3;
         let own = (!is_alone).then(|| &self.policies[task / 2 % self.policies.len()]);
         let hot = (task % 2 == 1).then_some(&self.hot);
-        let of_bucket = own.is_some_and(|it| it.rules().iter().any(|it| it.refill().is_some()));
         let policies = own.into_iter().chain(hot).chain([&self.counted]);
         let charges = policies.map(|it| Charge::new(it, Key::new("key", it.name()), 1));
         let asked = Asked {
             traffic: self,
             start: Instant::now(),
             is_measured,
-            of_bucket,
             is_answered: false,
         };
         let result = self.limiter.check(charges).await;

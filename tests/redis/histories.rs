@@ -6,7 +6,7 @@ use proptest::{collection::vec, prelude::*, sample::Index};
 use support::{
     history::{
         Act, History, Player, Step, agree, calls, calls_of_all_kinds, few_cases, large, move_clock,
-        steady, wild, wild_kinds,
+        steady, taken_back, wild, wild_kinds,
     },
     outcome::Outcome,
     served::fresh,
@@ -64,6 +64,11 @@ fn the_redis_store_agrees_with_the_memory_store_about_calls_of_several_operation
 #[test]
 fn the_redis_store_agrees_with_the_memory_store_about_all_kinds_of_rules() {
     agrees(wild_kinds());
+}
+
+#[test]
+fn the_redis_store_takes_back_as_the_memory_store_does() {
+    agrees(taken_back());
 }
 
 #[test]

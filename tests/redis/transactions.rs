@@ -7,7 +7,8 @@ use proptest::prelude::*;
 use sluicegate::{block::BlockRequest, store::redis::transactions::TransactionStore};
 use support::{
     history::{
-        History, agree, calls, calls_of_all_kinds, few_cases, hot, large, steady, wild, wild_kinds,
+        History, agree, calls, calls_of_all_kinds, few_cases, hot, large, steady, taken_back, wild,
+        wild_kinds,
     },
     promise::{admitted, assert_promise},
     served::{limited_apart, shared_server},
@@ -135,6 +136,11 @@ fn transactions_and_the_script_on_one_server_agree_with_the_memory_store_whateve
 #[test]
 fn transactions_and_the_script_agree_about_all_kinds_of_rules() {
     agree_on_one_server(&ProptestConfig::default(), wild_kinds());
+}
+
+#[test]
+fn transactions_and_the_script_take_back_alike() {
+    agree_on_one_server(&few_cases(), taken_back());
 }
 
 #[test]

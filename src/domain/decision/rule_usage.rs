@@ -125,8 +125,7 @@ impl RuleUsage {
         self.denied_ms
     }
 
-    /// Returns the end of the step that the check was charged to, in ms of the store's clock. Stores need this to
-    /// settle.
+    /// Returns the end of the step that the check was charged to, in ms of the store's clock.
     #[must_use]
     pub const fn step_end_ms(&self) -> u64 {
         self.step_end_ms

@@ -95,11 +95,25 @@ impl Bucket {
         self.write(deficit.saturating_add(charged), at_ms);
     }
 
-    /// Takes missing units back, as far as they are missing.
-    pub(crate) fn take(&mut self, now_ms: u64, limit: u64, units: u64) {
+    /// Takes missing units back, as far as they are missing, less the refill since `from_ms`.
+    pub(crate) fn take(&mut self, now_ms: u64, limit: u64, from_ms: u64, units: u64) {
         let (deficit, at_ms) = self.at(now_ms, limit);
-        let taken = units.saturating_mul(self.spec.window_ms);
-        self.write(deficit.saturating_sub(taken), at_ms);
+        self.write(deficit - self.taken(now_ms, limit, from_ms, units), at_ms);
+    }
+
+    /// Returns how much this takes, in units · ms.
+    pub(crate) fn taken(&self, now_ms: u64, limit: u64, from_ms: u64, units: u64) -> u64 {
+        let (deficit, at_ms) = self.at(now_ms, limit);
+        let most = MAX_UNITS / self.spec.window_ms;
+        let charged = units.min(most) * self.spec.window_ms;
+        let left = charged.saturating_sub(self.refill(from_ms, at_ms));
+        left.min(deficit)
+    }
+
+    /// The refill between two times, in units · ms.
+    const fn refill(&self, from_ms: u64, until_ms: u64) -> u64 {
+        let ms = until_ms.saturating_sub(from_ms);
+        ms.saturating_mul(self.spec.refill)
     }
 
     pub(crate) const fn kept(&self) -> Count {
@@ -118,10 +132,10 @@ impl Bucket {
         if deficit == 0 || !self.is_believed(now_ms, limit) {
             return (0, now_ms);
         }
-        let Some(elapsed_ms) = now_ms.checked_sub(at_ms) else {
+        if now_ms < at_ms {
             return (deficit, at_ms);
-        };
-        let refilled = elapsed_ms.saturating_mul(self.spec.refill);
+        }
+        let refilled = self.refill(at_ms, now_ms);
         (deficit.saturating_sub(refilled), now_ms)
     }
 

@@ -181,30 +181,35 @@ impl Section {
 
     /// Returns how much of a settlement's difference changes the count: units are taken from the step or period that
     /// was charged, as far as it has them, and those that are used more are charged now, up to [`MAX_UNITS`]. Slots are
-    /// left alone.
-    pub(crate) fn change(&self, now_ms: u64, limit: u64, step_end_ms: u64, difference: i64) -> i64 {
+    /// left alone. `end_ms` is the [settlement's](crate::settlement::Settlement::end_ms).
+    pub(crate) fn change(&self, now_ms: u64, limit: u64, end_ms: u64, difference: i64) -> i64 {
         let used = self.look(now_ms, limit, 0).used;
         let (used, most, own) = match self {
-            Self::Steps(queue) => (used, MAX_UNITS, queue.counting_units(now_ms, step_end_ms)),
+            Self::Steps(queue) => (used, MAX_UNITS, queue.counting_units(now_ms, end_ms)),
             Self::Concurrency(_) => return 0,
             Self::Bucket(bucket) => {
-                let missing = used.div_ceil(bucket.spec().window_ms);
-                (missing, MAX_UNITS / bucket.spec().window_ms, missing)
+                let window_ms = bucket.spec().window_ms;
+                let own = bucket.taken(now_ms, limit, end_ms, difference.unsigned_abs());
+                let (used, own) = (used.div_ceil(window_ms), own.div_ceil(window_ms));
+                (used, MAX_UNITS / window_ms, own)
             }
-            Self::Calendar(count) => (used, MAX_UNITS, count.counting_units(now_ms, step_end_ms)),
+            Self::Calendar(count) => (used, MAX_UNITS, count.counting_units(now_ms, end_ms)),
         };
         let room = most.saturating_sub(used);
         difference.clamp(-own.cast_signed(), room.cast_signed())
     }
 
     /// Settles a charge by as much of `difference` as [possible](Self::change).
-    pub(crate) fn settle(&mut self, now_ms: u64, limit: u64, step_end_ms: u64, difference: i64) {
-        let change = self.change(now_ms, limit, step_end_ms, difference);
+    pub(crate) fn settle(&mut self, now_ms: u64, limit: u64, end_ms: u64, difference: i64) {
+        let change = self.change(now_ms, limit, end_ms, difference);
         let units = change.unsigned_abs();
         match self {
             _ if change > 0 => self.charge(now_ms, limit, units),
-            Self::Steps(queue) => queue.take(now_ms, step_end_ms, units),
-            Self::Bucket(bucket) => bucket.take(now_ms, limit, units),
+            Self::Steps(queue) => queue.take(now_ms, end_ms, units),
+            Self::Bucket(bucket) => {
+                let units = difference.min(0).unsigned_abs(); // before the refill is subtracted
+                bucket.take(now_ms, limit, end_ms, units);
+            }
             Self::Calendar(count) => count.take(now_ms, units),
             Self::Concurrency(_) => {}
         }

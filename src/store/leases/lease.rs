@@ -83,7 +83,8 @@ impl Lease {
         if unspent == 0 {
             return None;
         }
-        Settlement::new(&self.usage, |_| self.units - unspent).ok()
+        let settlement = Settlement::new(&self.usage, |_| self.units - unspent).ok()?;
+        Some(settlement.taking_back())
     }
 
     /// Takes this number of units, all or none. Read the clock after you found the lease.

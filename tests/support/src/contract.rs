@@ -134,6 +134,15 @@ Settling a bucket changes what is missing now
  # 2.5 units are missing, and then 12.5.
  p = 10+1/1s@bucket; a: p alice 4; b: p alice 2; +2500; settle a 3 = 7; settle b 12 = 0; p alice 0 !2500
  c: p carol 1; settle c max = /9007199254740000; d: p bob 2; +1999; settle d 0 = 10
+A bucket gets no units back that it has refilled
+ # Time has given 2 of the 4 of x back.
+ p = 10+1/1s@bucket; x: p alice 4; p alice 2; +2000; settle x back = 8/2000; +2000; p alice = 10
+ # It was full again meanwhile, and others have charged it.
+ y: p bob 3; +3000; p bob 3; settle y back = 7; z: p bob 2; settle z back = 7
+ # Once one of two was taken back, time gives the other its units.
+ v: p carol 2; w: p carol 2; +1000; settle v back = 8/2000; +900; p carol 5; settle w back = 4/6s
+ # A clock that steps back brings nothing back.
+ u: p dan 2; +3s; p dan 1; @10s; settle u back = 9/2900
 Time stands still for a bucket but not far ahead
  p = 2+1/1s@bucket; p alice 1; @-2s; p alice = 1; p alice 1; p alice 1 !3000; @-2001; p alice = 2
  # With a larger burst, a state further ahead is believed.

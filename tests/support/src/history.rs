@@ -45,6 +45,8 @@ pub enum Act {
     Check(Vec<(usize, usize, u64)>),
     /// Settles one of the admitted checks, if there is one. The costs are repeated as needed.
     Settle(Index, Vec<u64>),
+    /// Takes a check back.
+    TakeBack(Index),
     Reset(usize, usize),
     /// Renews the slots of a charge that was admitted, if some are left. They may be lost.
     Renew(Index),
@@ -189,6 +191,22 @@ pub fn dense() -> impl Strategy<Value = History> {
     ];
     let gaps = prop_oneof![4 => Just(0), 8 => 1..=3_i64, 2 => 4..=12_i64, 1 => 13..=100_i64, 4 => -4..=-1_i64, 1 => -40..=-5_i64];
     histories(policies_of(&rules), gaps, few_units())
+}
+
+/// Checks that are taken back, mostly of buckets.
+pub fn taken_back() -> impl Strategy<Value = History> {
+    let rules = [
+        "20+7/100ms@bucket",
+        "6+2/3ms@bucket,40+9/7ms@bucket",
+        "9/20ms@5ms",
+    ];
+    let gaps = prop_oneof![4 => Just(0), 4 => 1..=9_i64, 2 => 10..=300_i64, 1 => -9..=-1_i64];
+    let back = any::<Index>().prop_map(Act::TakeBack);
+    histories(
+        policies_of(&rules),
+        gaps,
+        prop_oneof![4 => few_units(), 1 => back],
+    )
 }
 
 /// Periods of the calendar, with clocks that step by hours and days from the first millisecond of a day.
@@ -613,6 +631,13 @@ impl<'a> Player<'a> {
             Act::Settle(check, costs) => {
                 let settled = self.settle(check, costs).await;
                 return settled.map_or(Came::Nothing, Came::Of);
+            }
+            Act::TakeBack(check) => {
+                let Some(settlement) = self.settlement(*check, &[0]) else {
+                    return Came::Nothing;
+                };
+                let settled = self.store.settle(&settlement.taking_back()).await;
+                return Came::Of(Outcome::from(&settled.unwrap()));
             }
             Act::Renew(check) => {
                 let Some(slots) = self.slots(*check) else {

@@ -12,7 +12,7 @@
 //! | `p alice 4 = 6 1/500` | the units left under each rule, and with `/` when all are back |
 //! | `p alice = 6` | a look at that, which is neither admitted nor denied |
 //! | `x: p alice 4` | gives this check a name, for the acts below; `again x` repeats the message |
-//! | `settle x 7 = 3` | settles it; `!` is an error |
+//! | `settle x 7 = 3` | settles it; `!` is an error, and `settle x back` takes it back |
 //! | `renew x y`, `return x` | renews or returns their slots, all of which were held; `!` none, `!1+2-` the first of three |
 //! | `reset p alice` | forgets the counts |
 //! | `strike p alice & q bob !` | a check with costs of 2 in a process of its own, after which its strikes are counted |
@@ -224,11 +224,17 @@ impl<'a> Play<'a> {
                 return differs(expected, level.is_none(), "", &Vec::from_iter(level));
             }
             ["settle", label, cost] => {
-                let cost = cost.parse().unwrap_or(u64::MAX);
+                let is_back = *cost == "back";
+                let cost = if is_back {
+                    0
+                } else {
+                    cost.parse().unwrap_or(u64::MAX)
+                };
                 let usage = &self.checks[label].1;
-                let settled = match self.limiter() {
+                let settled = match self.limiter().filter(|_| !is_back) {
                     Some(limiter) => limiter.settle(usage, |_| cost).await.ok(),
                     None => match Settlement::new(usage, |_| cost) {
+                        Ok(it) if is_back => self.store.settle(&it.taking_back()).await.ok(),
                         Ok(settlement) => self.store.settle(&settlement).await.ok(),
                         Err(_) => None,
                     },

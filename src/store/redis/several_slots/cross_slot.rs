@@ -127,7 +127,7 @@ impl RedisStore {
     /// Returns slots and refunds charges in one call, and tries again while the store has certainly done nothing.
     async fn give_back(&self, usage: &Usage) -> Result<Usage, StoreError> {
         let slots = Slots::of_charges(usage.check().charges());
-        let refund = Operation::Settle(Settlement::new(usage, |_| 0)?);
+        let refund = Operation::Settle(Settlement::new(usage, |_| 0)?.taking_back());
         let returns = slots.into_iter().map(Operation::Return);
         let operations: Vec<_> = returns.chain([refund]).collect();
         let end = Instant::now() + PATIENCE;

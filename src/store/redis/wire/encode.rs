@@ -378,7 +378,7 @@ impl Call {
             let action = if *cost < charge.cost() { TAKE } else { ADD } + joined(place);
             let units = cost.abs_diff(charge.cost());
             let steps = usage.rules().iter().map(|rule| {
-                let [a, b, c, d, e, f, ..] = rule.step_end_ms().to_le_bytes();
+                let [a, b, c, d, e, f, ..] = settlement.end_ms(rule).to_le_bytes();
                 [a, b, c, d, e, f]
             });
             let head = Head {
