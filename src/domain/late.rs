@@ -8,7 +8,7 @@ use std::{
     },
 };
 
-/// What such a check costs in the end, if the store has admitted it.
+/// The cost of such a check in the end, if the store has admitted it.
 #[derive(Debug)]
 pub(crate) enum LateCost {
     /// Nothing: the request was not served.

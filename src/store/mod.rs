@@ -172,7 +172,7 @@ enum Answer<T> {
     Queued(Queued<T>),
 }
 
-/// What becomes of an operation whose caller leaves.
+/// The fate of an operation whose caller leaves.
 pub(crate) enum Left<T> {
     /// The caller has taken the answer.
     Answered,

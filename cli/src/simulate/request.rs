@@ -130,7 +130,7 @@ impl Mapping {
         self.signs.fill_with(Sign::default);
     }
 
-    /// What to know about the values before you trust a verdict.
+    /// Facts to know about the values before you trust a verdict.
     pub(super) fn notes(&self) -> Vec<String> {
         let signs = self.names().zip(&self.signs);
         signs.flat_map(|(field, sign)| sign.notes(field)).collect()

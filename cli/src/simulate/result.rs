@@ -20,7 +20,7 @@ pub(super) struct Outcome {
     pub(super) tally: Box<Tally>,
     /// The formats of the logs, each with its time.
     pub(super) formats: Vec<String>,
-    /// What to know about the clients before you trust a verdict.
+    /// Facts to know about the clients before you trust a verdict.
     pub(super) notes: Vec<String>,
     pub(super) lines: Counts,
     pub(super) policies: Vec<PolicyOutcome>,

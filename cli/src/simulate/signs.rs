@@ -34,7 +34,7 @@ impl Sign {
         }
     }
 
-    /// What to know about a field before you trust a verdict.
+    /// Facts to know about a field before you trust a verdict.
     pub(super) fn notes(&self, field: &str) -> Vec<String> {
         let mut notes = Vec::new();
         if self.lists > 0 {

@@ -26,7 +26,7 @@ pub(crate) const MAX_PAUSE: Duration = Duration::from_secs(300);
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockRequest {
-    /// Of a ban that grows, the end if it is the first ban of the identity.
+    /// For a ban that grows: the end if it is the first ban of the identity.
     pub(super) until: Until,
     pub(super) by: BlockedBy,
     /// Boxed, so that a request adds little to the size of each operation.
