@@ -240,6 +240,22 @@ pub(crate) fn run() {
             ..Work::new(&three)
         },
     );
+    // Two identities, each under a policy of its own. The second denies by its last rule, or admits. An attacker may have
+    // a new first one each time.
+    let other = [three[0], three[1], Rule::per_hour(PLENTY - 1)];
+    for (checks, size) in [(1, ", 1 a call"), (CALL, "")] {
+        for (is_new, first) in [(false, "two"), (true, "new and warm")] {
+            for (rules, is_denied) in [(other, ""), (last, ", denied by the second")] {
+                let work = Work {
+                    checks,
+                    is_new,
+                    second: Some(Policy::new("account", rules).unwrap()),
+                    ..Work::new(&three)
+                };
+                add(&format!("{first}{is_denied}{size}"), work);
+            }
+        }
+    }
     print!("{rows}");
 }
 
@@ -263,6 +279,8 @@ struct Work {
     is_new: bool,
     /// Each check has a second key, which is new.
     beside_new: bool,
+    /// Each check has a second key, which is not new, under this policy.
+    second: Option<Policy>,
     after: After,
 }
 
@@ -275,6 +293,7 @@ impl Work {
             blocks: false,
             is_new: false,
             beside_new: false,
+            second: None,
             after: After::Nothing,
         }
     }
@@ -318,7 +337,7 @@ impl Work {
             clock.set(start + self.gap_ms * (n as u64 + 1) / calls as u64);
             let checks = users.iter().map(|&user| {
                 *fresh += 1;
-                Operation::Check(self.check(if self.is_new { *fresh } else { user }, *fresh))
+                Operation::Check(self.check(user, *fresh))
             });
             replies.extend(call(store, checks.collect()).await);
         }
@@ -327,7 +346,12 @@ impl Work {
 
     fn check(&self, user: u64, fresh: u64) -> Check {
         let key = |user: u64| Key::new("user", format!("user-{user:08}"));
-        let mut charges = vec![Charge::new(&self.policy, key(user), 1)];
+        let first = if self.is_new { fresh } else { user };
+        let mut charges = vec![Charge::new(&self.policy, key(first), 1)];
+        if let Some(policy) = &self.second {
+            let account = Key::new("account", format!("account-{user:05}"));
+            charges.push(Charge::new(policy, account, 1));
+        }
         if self.beside_new {
             charges.push(Charge::new(&self.policy, key(fresh), 1));
         }
