@@ -39,5 +39,5 @@ local following = last_part > 0 and read_task(ARGV[1], tasks) -- of the operatio
 local blocks_found -- how many keys of blocks exist: mostly none, which one command shows for the whole call
 local replies, reply_count = { pack('<I6', now), nil, nil, nil, nil, nil, nil, nil, nil }, 1
 local after_now -- the text of the time, as the bound of a range that begins later
-local plain, slots, buckets, steps, charge_first, usage_of -- made when they are needed
+local plain, slots, buckets, steps, charge_first, usage_of, deny -- made when they are needed
 local fast_path = true -- false in tests of the plain script

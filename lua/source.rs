@@ -23,7 +23,7 @@ concat!(
     "local function fast_steps(now, ADD, TAKE, KEYS, ARGV, stored, values, offsets, expiries, try, rep, sub, pack, unpack, spread, read_period)\n",
     include_str!("fast/steps.lua"),
     "end\n",
-    "local function fast_usage(now, KEYS, stored, try, rep, pack, unpack, read_period)\n",
+    "local function fast_usage(now, KEYS, stored, try, rep, sub, pack, unpack, read_period)\n",
     include_str!("fast/usage.lua"),
     "end\n",
     include_str!("task.lua"),

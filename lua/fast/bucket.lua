@@ -55,5 +55,5 @@ return function(policy, i, value, units, is_denied)
   else
     offsets[i] = '0'
   end
-  return true, policy.form, counts
+  return true, '\2', counts
 end

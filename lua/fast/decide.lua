@@ -10,7 +10,8 @@
 --
 -- This is the body of a loop and no function, since functions cost time in each call: see README.md.
 
-local action, is_denied, i = task.action, false, first
+-- The part that denies; from which part on a denial begins again, and the reply up to there.
+local action, i, denied, again, kept = task.action, first, nil, nil, nil
 local is_check = action <= SHADOWS
 count = action == SHADOWS and admitted or task.count
 if is_check and count == 0 then
@@ -40,11 +41,14 @@ while fast_path and reply and i <= last do
   local policy, units, fits, form, counts = task.policy, task.units * count, true, '\1', nil
   local class = policy and policy.class
 
-  if class == SLOTS then
+  if i == denied then
+    form, counts = '', values[i]
+  elseif class == SLOTS then
+    again, kept = again or i, kept or reply
     local key, id, latest, used = KEYS[i], sub(ARGV[i], -16), now + policy.window, nil
     local bound, is_one = format('%.0f', latest), task.count == 1 and (units == 1 or action >= RENEW)
     after_now = after_now or format('(%.0f', now)
-    used = is_one and not is_denied and try('ZCOUNT', key, after_now, bound)
+    used = is_one and not denied and try('ZCOUNT', key, after_now, bound)
     if type(used) == 'number' then
       local score = used > 0 and try('ZMSCORE', key, id)[1] -- nothing after an error, and false if there is no such id
       local ends = tonumber(score or 0)
@@ -59,13 +63,13 @@ while fast_path and reply and i <= last do
     end
     if not counts then
       slots = slots or slots_script(now, slack, expire, tasks, stored, values, expiries, try, spread)
-      is_one, fits, counts = pcall(slots, i, policy, action, count, is_denied)
+      is_one, fits, counts = pcall(slots, i, policy, action, count, denied)
       if not is_one then counts = nil end
     end
   elseif class and action < RENEW then
-    local value = try('GETRANGE', KEYS[i], '0', policy.upto) -- of an error, `#` is 0
-    local is_charge, may_deny = units > 0 and not is_denied, false
-    if class == STEPS and #value > 63 and is_check and is_charge then
+    local value = denied and stored[i] or try('GETRANGE', KEYS[i], '0', policy.upto) -- of an error, `#` is 0
+    local is_charge, may_deny = units > 0 and not denied, false
+    if class == STEPS and #value > 63 and is_check and units > 0 then
       local is, since, due, others, expires, newest, base, used, second, third =
         unpack('<I6I6I6I6I6I6I7I7I7I7', value) -- the front; what it lacks of three rules is any number
       local wide, total, totals = is - policy.mark, used + units, second + units
@@ -76,31 +80,35 @@ while fast_path and reply and i <= last do
         if now < due then
           if fit and total <= policy[wide * 3 + 1] then
             counts = pack(policy.counts, total, totals, third)
-            values[i], offsets[i], form = counts, '43', policy.form
+            values[i], offsets[i], form = counts, '43', '\2'
+          elseif total > policy[4] or totals > policy[5] or third > policy[6] then
+            if not deny then usage_of, deny = fast_usage(now, KEYS, stored, try, rep, sub, pack, unpack, read_period) end
+            fits, form, counts = false, '\3', deny(policy, i, value, wide, base, total, totals, third)
           end
-        elseif fit and wide == 0 then
+        elseif fit and wide == 0 and not denied then
           charge_first = charge_first or fast_first(now, values, offsets, expiries, rep, sub, pack, unpack)
           counts = charge_first(policy, i, value, units, since, others, expires, newest, base, used, totals, third)
-          if counts then form = policy.form end
+          if counts then form, again, kept = '\2', again or i, kept or reply end
         end
       end
-      may_deny = total > policy[4] or totals > policy[5] or third > policy[6]
+      may_deny = not counts and (total > policy[4] or totals > policy[5] or third > policy[6])
     end
     if not counts and class == BUCKETS and is_check and (value == '' or #value > 63 and unpack('<I6', value) == policy.mark) then
       buckets = buckets or fast_bucket(now, values, expiries, offsets, rep, sub, pack, unpack, spread)
-      fits, form, counts = buckets(policy, i, value, units, is_denied)
+      fits, form, counts = buckets(policy, i, value, units, denied)
     elseif not counts and class < BUCKETS and (value == '' or #value > 63) then
       for turn = may_deny and 1 or 2, 3 do -- where units may not fit, it looks first
         if counts then break end
         if turn ~= 2 then
-          usage_of = usage_of or fast_usage(now, KEYS, stored, try, rep, pack, unpack, read_period)
+          if not deny then usage_of, deny = fast_usage(now, KEYS, stored, try, rep, sub, pack, unpack, read_period) end
           fits, counts = usage_of(policy, i, value, is_check and units or -2 ^ 60) -- settlements fit whatever is used
           if fits and is_charge then counts = nil end
         elseif is_charge then
           steps = steps
             or fast_steps(now, ADD, TAKE, KEYS, ARGV, stored, values, offsets, expiries, try, rep, sub, pack, unpack, spread, read_period)
           counts = steps(policy, i, value == '', units, task.action)
-          if counts then fits, form = true, policy.form end
+          if counts then fits, form = true, '\2' end
+          if counts and value ~= '' then again, kept = again or i, kept or reply end
         end
       end
     end
@@ -111,12 +119,11 @@ while fast_path and reply and i <= last do
     break
   end
 
-  if fits or is_denied or i == first then
-    if not fits and not is_denied then is_denied, reply = true, '\1\0\0\0\0' end
+  if fits or denied then
     reply, i = reply .. form .. counts, i + 1
-  else -- begin again, to reply with the usage of each key
-    is_denied, reply, i = true, '\1\0\0\0\0', first
-    for part = first, last do values[part], expiries[part], offsets[part] = nil, nil, nil end
+  else -- what most keys before have replied is right for a denial, too
+    denied, values[i] = i, form .. counts
+    reply, i = '\1\0\0\0\0' .. sub(kept or reply, 6) .. (again and '' or values[i]), again or i + 1
   end
 end
-if is_denied then count = 0 end
+if denied and reply then first, count = last + 1, 0 end -- so that nothing is written

@@ -24,7 +24,6 @@ local function read_policy(task, arg, tasks)
     shape = nil, new = nil, -- see steps.lua
     upto = upto .. '', -- in bytes, from 0, as text: the front, and the totals of the first rule
     counts = rules == 1 and '<I7' or rules == 2 and '<I7I7' or '<' .. string.rep('I7', rules),
-    form = rules == 1 and '\2\1' or rules == 2 and '\2\2' or '\2' .. string.char(rules),
   }
 end
 

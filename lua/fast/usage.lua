@@ -1,8 +1,47 @@
 -- The fast path's usage of keys that are not charged: those of denials, and of checks of no units.
 
+-- The first step, behind `low` and at most `high`, up to which as many units were charged since `base`. Bisection tries
+-- the newest step first, and then the oldest: mostly it is one of these.
+local function first_with(units, body, at, places, entry, size, wrap, base, low, high)
+  local middle, oldest = high - 1, low + 1
+  while middle > low do
+    if (unpack(entry, body, at + middle % places * size) - base) % wrap < units then low = middle else high = middle end
+    middle, oldest = oldest or (high + low - (high + low) % 2) / 2, nil
+  end
+  return high
+end
+
+-- A denial of KEYS[i], where no rule is due: the newest steps are those of the time. Returns the used units under each
+-- rule, and when the units fit under each that denies them, if ever, packed; or nothing if the plain script has to
+-- decide. `value` is the front and the narrow body of the first rule, and `base` is of that rule. `first` to `third` are what
+-- the rules would use.
+local function deny(policy, i, value, wide, base, first, second, third)
+  local rules, reply, entry, size, wrap = policy.rules, sub(value, 44, 43 + policy.rules * 7), '<I2', 2, 2 ^ 16
+  if wide == 1 then entry, size, wrap = '<I7', 7, 2 ^ 53 end
+  for k = 1, rules do
+    local over = first - policy[k + 3]
+    if over > 0 then
+      local step, retention, narrow = unpack('<I6I6I4', policy.arg, 11 + rules * 7 + k * 16)
+      local body, at, bytes = value, 44 + rules * 7, narrow / 2 * size
+      if k > 1 or wide == 1 then -- the body of the last rule is near the end of the value, mostly within 200 bytes
+        body = stored[i] or k == rules and bytes < 130 and try('GETRANGE', KEYS[i], '-200', '-1') or try('GET', KEYS[i])
+        at = k == rules and #body - 1 - rules * 16 - bytes or k == 2 and 57 + rules * 7 + (#value - at + 1) / 2 * size or at
+        if k < rules then stored[i] = body end
+      end
+      if at < 8 or #body < at + bytes - 1 then return end
+      if k > 1 then base = unpack('<I7', body, at - 7) end
+      local low, high = (now - retention - (now - retention) % step) / step, (now - now % step) / step + 1
+      high = first_with(over, body, at, narrow / 2, entry, size, wrap, base, low, high)
+      reply = reply .. pack('<I6', high * step + retention)
+    end
+    first, second = second, third
+  end
+  return reply
+end
+
 -- Returns whether the units of a check of KEYS[i] fit, and the usage; or nothing if the plain script has to decide.
 -- `value` is the front and the narrow body of the first rule. More is read if another rule denies or is due.
-return function(policy, i, value, units)
+local function usage_of(policy, i, value, units)
   local rules, arg, usage, fits, periods_at = policy.rules, policy.arg, '', true, nil
   if value == '' then
     for k = 1, policy.class == 2 and rules or 0 do -- the time has to be in a period
@@ -45,8 +84,7 @@ return function(policy, i, value, units)
       end
       if k > 1 then newest, base = unpack('<I6I7', value, at - 13) end
       if is_calendar and newest ~= step or newest > now and newest ~= current then return end -- another period, or spoiled
-      local gone, number = now - retention, newest / step
-      gone = (gone - gone % step) / step -- the newest step that is released
+      local gone, number = (now - retention - (now - retention) % step) / step, newest / step -- `gone` is released
       if gone >= number then
         used, base = 0, 0
       elseif gone >= number - places then
@@ -58,15 +96,8 @@ return function(policy, i, value, units)
       if over > 0 then
         fits = false
         if units <= limit then
-          -- Bisection tries the newest step first, and then the oldest: mostly it is one of these.
-          local low, high = gone > number - places - 1 and gone or number - places - 1, number
-          local middle, oldest = high - 1, low + 1
-          while middle > low do
-            if (unpack(entry, value, at + middle % places * size) - base) % wrap < over then low = middle else high = middle end
-            middle = oldest or (high + low - (high + low) % 2) / 2
-            oldest = nil
-          end
-          when = high * step + retention
+          local low = gone > number - places - 1 and gone or number - places - 1
+          when = first_with(over, value, at, places, entry, size, wrap, base, low, number) * step + retention
         end
       end
     end
@@ -74,3 +105,5 @@ return function(policy, i, value, units)
   end
   return fits, usage
 end
+
+return usage_of, deny

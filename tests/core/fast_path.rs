@@ -2,11 +2,11 @@
 //! same.
 
 use proptest::prelude::*;
-use sluicegate::store::redis::inspect::StoredValue;
+use sluicegate::store::{Check, redis::inspect::StoredValue};
 use support::{
     hand_over::Halves,
     history::{
-        History, Player, calls, calls_of_all_kinds, few_cases, hot, large, move_clock,
+        History, Player, START_MS, calls, calls_of_all_kinds, few_cases, hot, large, move_clock,
         spoiled_calls, wild, wild_kinds,
     },
     lua::LuaServer,
@@ -80,6 +80,64 @@ fn a_fast_path_changes_nothing_in_calls_of_several_operations() {
 #[test]
 fn a_fast_path_changes_nothing_about_values_that_cannot_be_read() {
     changes_nothing(spoiled_calls());
+}
+
+/// Whatever the other keys hold: they are new, or have room, or steps of theirs are due; and whichever rule denies.
+#[tokio::test]
+async fn a_check_that_one_of_three_keys_denies_has_the_same_answer_without_the_fast_path() {
+    let policies = [
+        "9/1m",
+        "99/1s,99/1m,99/1h",
+        "70000/1m,70000/1h",
+        "9+9/1s@bucket",
+        "9/1m@fixed",
+        "9/month@UTC,9/1m",
+        "9/30s@concurrent",
+    ];
+    let denials = [
+        "1/1s,9/1m,9/1h",
+        "9/1s,9/1m,1/1h",
+        "1/1s,1/1m,1/1h",
+        "9/1s,1/1m,9/1h",
+        "0/1m",
+    ];
+    for (n, other) in policies.iter().enumerate() {
+        for denial in denials {
+            let (with, without) = (LuaServer::new(), LuaServer::new());
+            let (plain, clock) = plain(&without);
+            let fast = RedisStore::from_connection(with.clone()).clock(clock.clone());
+            let other = Policy::parse("other", other).unwrap();
+            let denial = Policy::parse("denial", denial).unwrap();
+            let charge = |policy: &Policy, name: &str| {
+                Charge::new(policy, Key::new("user", format!("{name}-{n}")), 1)
+            };
+            clock.set(START_MS);
+            for gap_ms in [0, 0, 20, 1_500, 70_000] {
+                move_clock(&clock, gap_ms);
+                let check = Check::new([
+                    charge(&other, "first"),
+                    charge(&denial, "second"),
+                    charge(&other, &format!("third-{gap_ms}")),
+                ]);
+                let (check, alone) = (
+                    check.unwrap(),
+                    Check::new([charge(&other, "first")]).unwrap(),
+                );
+                for check in [&check, &alone, &check] {
+                    let came = (
+                        fast.check(check).await.unwrap(),
+                        plain.check(check).await.unwrap(),
+                    );
+                    assert_eq!(
+                        format!("{:?}", came.0),
+                        format!("{:?}", came.1),
+                        "{other}, {denial}"
+                    );
+                    assert_eq!(kept(&with), kept(&without), "{other}, {denial}");
+                }
+            }
+        }
+    }
 }
 
 /// Plays a history with the fast path and without it; after each step the servers keep the same.

@@ -43,6 +43,7 @@ pub(super) async fn all(script: &Script) {
     }
     a_batch_that_makes_a_value_wide_names_the_time_of_the_rest(script).await;
     bans_are_those_of_the_memory_store(script).await;
+    the_second_of_three_rules_denies_as_it_does_in_memory(script).await;
     levels_stop_at_255(script).await;
     a_policy_may_stand_in_the_257th_part(script).await;
     the_servers_clock_decides(script).await;
@@ -434,6 +435,23 @@ async fn bans_are_those_of_the_memory_store(script: &Script) {
             });
         }
         assert_eq!(said[0], said[1], "step {step}");
+    }
+}
+
+/// With narrow entries and with wide ones, and also after units were released.
+async fn the_second_of_three_rules_denies_as_it_does_in_memory(script: &Script) {
+    for cost in [1, 70_000] {
+        script.start(START_MS);
+        let memory = MemoryStore::new().clock(script.clock.clone());
+        let (most, middle) = (100_000_000, 5 * cost);
+        let policy = policy(&format!("{most}/1s,{middle}/10s@1s,{most}/1h"));
+        for step in 0..200 {
+            script.clock.advance(ms([0, 0, 0, 900][step % 4]));
+            let check = look(&policy, cost);
+            let said = script.store.check(&check).await.unwrap();
+            let right = memory.check(&check).await.unwrap();
+            assert_eq!(Outcome::from(&said), Outcome::from(&right), "step {step}");
+        }
     }
 }
 

@@ -170,7 +170,10 @@ used + 1, latest, 0 => used, latest, 0
 used - 1, tonumber(newest) => used, tonumber(newest)
 elseif action > RENEW and is_held => elseif action > RENEW
 action == RENEW and is_held => action == RENEW
-if is_denied then count = 0 end =>
+first, count = last + 1, 0 end => first = last + 1 end
+first, count = last + 1, 0 end => count = 0 end
+again or i + 1 => i + 1
+wide, base, total, totals, third) => wide, base, total, totals, 0)
 not fits and count > 1 then => false then
 since <= now and now < others => now < others
 since <= now and now < others => since <= now
@@ -181,14 +184,14 @@ and third <= policy[wide * 3 + 3] =>
 if fit and total <= policy[wide * 3 + 1] then => if fit and total <= policy[4] then
 if fit and total <= policy[wide * 3 + 1] then => if fit then
         if now < due then\n =>         if now <= due then\n
-elseif fit and wide == 0 then => elseif fit then
+elseif fit and wide == 0 and not => elseif fit and not
+wide == 0 and not denied then => wide == 0 then
 #value > 63 and unpack('<I6', value) == policy.mark => #value > 63
-values[part], expiries[part], offsets[part] = nil, nil, nil => offsets[part] = nil
-counts, '43', policy.form => counts, '6', policy.form
+counts, '43' => counts, '6'
 if fits and is_charge then counts = nil end =>
 is_check and units or -2 ^ 60 => units
-units > 0 and not is_denied, false => not is_denied, false
-units > 0 and not is_denied, false => units > 0, false
+units > 0 and not denied, false => not denied, false
+units > 0 and not denied, false => units > 0, false
 # fast/steps.lua
 lag > 0 and lag - step or 0 => 0
 if gone >= number then return 0, 0, gone end => if gone > number then return 0, 0, gone end
@@ -233,9 +236,21 @@ if current - step > since then since = current - step end =>
 if current + retention > expires then => if current > expires then
 (window < 60000 and window or 60000) => 60000
 # fast/usage.lua
+if wide == 1 then entry, size, wrap = '<I7', 7, 2 ^ 53 end\n  for k = 1, rules do\n    local over => for k = 1, rules do\n    local over
+44 + rules * 7, narrow => 43 + rules * 7, narrow
+if k > 1 or wide == 1 then => if k > 1 then
+k == rules and bytes < 130 and => k == rules and
+#body - 1 - rules * 16 - bytes => #body - rules * 16 - bytes
+57 + rules * 7 + (#value => 56 + rules * 7 + (#value
+at + 1) / 2 * size or at => at + 1) / 2 or at
+base = unpack('<I7', body, at - 7) => base = 0
+(now - now % step) / step + 1\n => (now - now % step) / step\n
+narrow / 2, entry => narrow, entry
+pack('<I6', high * step + retention) => pack('<I6', high * step)
+first, second = second, third =>
 units > (rules < 4 => units >= (rules < 4
 if since > now or wide => if wide
-if wide == 1 then => if wide > 1 then
+wide == 1 then entry, size, wrap = '<I7', 7, 2 ^ 53 end\n  for k = 1, rules do\n    local used => wide > 1 then entry, size, wrap = '<I7', 7, 2 ^ 53 end\n  for k = 1, rules do\n    local used
 wide ~= 0 and wide ~= 1 or => false or
 value, 37 + k * 7), rules < 4 => value, 44), rules < 4
   if over <= 0 and now < due and not =>   if now < due and not
@@ -246,7 +261,7 @@ if gone >= number then => if gone > number then
 elseif gone >= number - places then => elseif gone > number - places then
 used, base = used - (total - base) % wrap, total => used = used - (total - base) % wrap
 gone > number - places - 1 and gone or number - places - 1 => number - places - 1
-% wrap < over then low => % wrap <= over then low
+% wrap < units then low => % wrap <= units then low
 at + places * size, others => at + places * size, due
 # fast/policy.lua
 if class == 0 then return false end =>

@@ -498,6 +498,11 @@ fn call(lua: &Lua, keys: &State, args: &[LuaValue]) -> mlua::Result<LuaValue> {
             let part = value.len().min(1 + usize::try_from(number(last)).unwrap());
             Ok(LuaValue::String(lua.create_string(&value[..part])?))
         }
+        [b"GETRANGE", key, b"-200", b"-1"] => {
+            let value = keys.get(key).map_or(&[][..], |(value, _)| value);
+            let part = &value[value.len().saturating_sub(200)..];
+            Ok(LuaValue::String(lua.create_string(part)?))
+        }
         [b"EXISTS", ref names @ ..] => {
             let is_there =
                 |key: &&&[u8]| keys.of_wrong_type.contains(**key) || keys.get(key).is_some();

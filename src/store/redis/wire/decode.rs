@@ -6,6 +6,7 @@ use smallvec::SmallVec;
 use crate::{
     domain::{
         block::{Block, BlockedBy},
+        charge::Charge,
         check::Check,
         decision::{BatchOutcome, Blocked, Count, Usage},
         error::StoreError,
@@ -22,9 +23,11 @@ const DONE: u8 = 1;
 const NOT_ASKED: u8 = 2;
 const BLOCKED: u8 = 3;
 
-/// The first byte of a key's counts: brief if they were charged at the time of the reply.
+/// The first byte of a key's counts: without times if the newest steps are those of the time of the reply. Either with the
+/// units of the check, also if it is denied; or without them, and with the times at which they fit rules that deny them.
 const LONG: u8 = 1;
 const BRIEF: u8 = 2;
+const DENIED: u8 = 3;
 
 /// Why an operation failed.
 const WRONG_TYPE: u8 = 1;
@@ -200,7 +203,7 @@ impl Reader<'_> {
             _ => {
                 self.done()?;
                 let admitted = self.number(4)?;
-                self.add_counts(check, counts)?;
+                self.add_counts(check, admitted == 0, counts)?;
                 u16::try_from(admitted).map_err(|_| self.garbled())?
             }
         };
@@ -259,17 +262,36 @@ impl Reader<'_> {
     /// Reads the count under each rule of each charge.
     fn counts(&mut self, check: &Check) -> Result<Counts, StoreError> {
         let mut counts = Counts::new();
-        self.add_counts(check, &mut counts)?;
+        self.add_counts(check, false, &mut counts)?;
         Ok(counts)
     }
 
-    fn add_counts(&mut self, check: &Check, counts: &mut Counts) -> Result<(), StoreError> {
+    fn add_counts(
+        &mut self,
+        check: &Check,
+        is_denied: bool,
+        counts: &mut Counts,
+    ) -> Result<(), StoreError> {
         counts.reserve(check.rule_count());
         for charge in check.charges() {
-            let policy = charge.policy();
+            let (policy, first) = (charge.policy(), counts.len());
             match self.byte()? {
                 LONG => self.long_counts(policy, counts)?,
-                BRIEF => self.brief_counts(policy, counts)?,
+                BRIEF => {
+                    self.brief_counts(policy, counts)?;
+                    if is_denied {
+                        take_off(charge, &mut counts[first..]);
+                    }
+                }
+                DENIED => {
+                    self.brief_counts(policy, counts)?;
+                    for (count, rule) in counts[first..].iter_mut().zip(policy.rules()) {
+                        let room = rule.limit().checked_sub(charge.cost());
+                        if room.is_none_or(|room| count.used > room) {
+                            count.fits_at_ms = self.number(6)?;
+                        }
+                    }
+                }
                 _ => return Err(self.garbled()),
             }
         }
@@ -288,7 +310,6 @@ impl Reader<'_> {
     }
 
     fn brief_counts(&mut self, policy: &Policy, counts: &mut Counts) -> Result<(), StoreError> {
-        let _sections_of_the_value = self.byte()?;
         let rules = policy.rules();
         let Some((numbers, rest)) = self.bytes.split_at_checked(7 * rules.len()) else {
             return Err(self.garbled());
@@ -321,6 +342,16 @@ impl Reader<'_> {
     fn garbled(&mut self) -> StoreError {
         self.bytes = &[];
         StoreError::protocol("the script's reply cannot be read")
+    }
+}
+
+/// Takes the units of a charge off, which was not made.
+fn take_off(charge: &Charge, counts: &mut [Count]) {
+    for (count, rule) in counts.iter_mut().zip(charge.policy().rules()) {
+        *count = count.before(rule, charge.cost());
+        if count.used == 0 && rule.refill().is_none() {
+            count.newest_end_ms = 0;
+        }
     }
 }
 
