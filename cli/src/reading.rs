@@ -103,7 +103,7 @@ impl Reader<'_> {
     pub(crate) async fn read(&self, cost: u64) -> Result<Report> {
         let stored = self.stored().await;
         let stored = stored.map_err(|error| of_home(error, &self.inspector, &self.key))?;
-        let mut report = Report::of(self, &stored, cost)?;
+        let mut report = Report::of(&stored, cost)?;
         report.title = self.named.title(&report.identity);
         Ok(report)
     }
@@ -124,6 +124,10 @@ impl Reader<'_> {
             values.push((name, &policies[..], value));
         }
         Ok(Stored {
+            key,
+            identity: inspector.name(key, "").identity().to_owned(),
+            limits: &self.limits,
+            unenforced: self.unenforced.as_deref(),
             now_ms,
             values,
             block: inspector.block(key).await?,

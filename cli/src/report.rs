@@ -15,8 +15,7 @@ use super::block_report::{BlockReport, LevelReport};
 use super::denied::DenialReport;
 use super::holders::Holder;
 use super::period::Period;
-use super::published::{Differing, write_other_policies};
-use super::reading::Reader;
+use super::published::{Differing, Limits, write_other_policies};
 use super::sparkline::sparkline;
 use super::text::{date_time, grouped, millis, span, time, used, without_limit};
 use super::{BAD, BOLD, Cell, DIM, Error, GOOD, Output, PLAIN, Result, Table, denied};
@@ -24,8 +23,13 @@ use super::{BAD, BOLD, Cell, DIM, Error, GOOD, Output, PLAIN, Result, Table, den
 /// A key, the policies, and the stored value.
 type Read<'a> = (&'a StoredName, &'a [Policy], StoredResult);
 
-/// Everything that is stored for an identity at one time.
+/// Everything that is stored for an identity at one time, and the limits.
 pub(crate) struct Stored<'a> {
+    pub(crate) key: &'a Key,
+    pub(crate) identity: String,
+    pub(crate) limits: &'a Limits,
+    /// The reason why a block may have no effect; `None` if that is not known.
+    pub(crate) unenforced: Option<&'a str>,
     /// The server's clock.
     pub(crate) now_ms: u64,
     pub(crate) values: Vec<Read<'a>>,
@@ -163,9 +167,9 @@ struct Strikes {
 }
 
 impl Report {
-    pub(crate) fn of(reader: &Reader<'_>, stored: &Stored<'_>, cost: u64) -> Result<Self> {
-        let (now_ms, limits) = (stored.now_ms, &reader.limits);
-        let identity = reader.inspector.name(&reader.key, "").identity().to_owned();
+    pub(crate) fn of(stored: &Stored<'_>, cost: u64) -> Result<Self> {
+        let (now_ms, limits) = (stored.now_ms, stored.limits);
+        let identity = stored.identity.clone();
         let (blocked, unreadable_block) = match BlockReport::of(&stored.block, now_ms) {
             Ok(block) => (block, None),
             Err(error) => (None, Some(error)),
@@ -177,11 +181,13 @@ impl Report {
             cost,
             passes: blocked.is_none(),
             // A layer that looks up keys without a policy may enforce the block, but nothing publishes that.
-            is_known: blocked.is_none() || reader.unenforced.is_none(),
+            is_known: blocked.is_none() || stored.unenforced.is_none(),
             passes_ms: blocked.as_ref().and_then(|block| block.until_ms),
             denied_by: None,
             no_slot: Vec::new(),
-            warning: reader.unenforced.clone().filter(|_| blocked.is_some()),
+            warning: { stored.unenforced }
+                .filter(|_| blocked.is_some())
+                .map(str::to_owned),
             blocked,
             ban_level: LevelReport::of(&stored.block, now_ms),
             strikes: strikes(stored),
@@ -199,7 +205,7 @@ impl Report {
         let is_blocked = report.blocked.is_some() && report.is_known;
         let mut denials = Vec::new();
         for read in &stored.values {
-            let (policy, denial) = PolicyReport::of(read, stored, &reader.key, cost)?;
+            let (policy, denial) = PolicyReport::of(read, stored, cost)?;
             let mut differing = limits.differing.iter();
             let differs = differing.any(|it| it.may_deny && it.policy == policy.policy);
             if policy.passes.is_none() && policy.error.is_none() && read.1.len() > 1 {
@@ -504,7 +510,6 @@ impl PolicyReport {
     fn of(
         (name, plans, value): &Read<'_>,
         all: &Stored<'_>,
-        key: &Key,
         cost: u64,
     ) -> Result<(Self, Option<Denial>)> {
         let now_ms = all.now_ms;
@@ -538,7 +543,7 @@ impl PolicyReport {
             rule.holders = Holder::all(stored, now_ms, &all.processes);
         }
         let denials = plans.iter().filter(|_| value.is_ok());
-        let denials = denials.map(|plan| Denial::of(plan, key, stored, now_ms, cost));
+        let denials = denials.map(|plan| Denial::of(plan, all.key, stored, now_ms, cost));
         let denials: Vec<Option<Denial>> = denials.collect::<Result<_>>()?;
         let count = denials.iter().flatten().count();
         let report = Self {

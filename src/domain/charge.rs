@@ -8,7 +8,7 @@ use crate::domain::{
     policies::CurrentPolicy,
     policy::Policy,
     rule::MAX_UNITS,
-    slots::{FirstSlot, SlotId},
+    slot_id::{FirstSlot, SlotId},
 };
 
 /// One policy, one key, one cost.

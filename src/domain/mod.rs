@@ -24,6 +24,7 @@ pub(crate) mod report;
 pub mod rule;
 pub(crate) mod settlement;
 pub(crate) mod similar;
+pub(crate) mod slot_id;
 pub(crate) mod slots;
 mod text;
 mod unit;

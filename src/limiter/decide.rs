@@ -8,11 +8,11 @@ use std::{
 };
 
 use super::{
-    Limiter, Resolution, WhereOpen,
+    Limiter, Resolution,
     caller::{Answer, Calling, To},
     refusals::{KnownBefore, Question},
+    resolution::is_open,
     slots::Unanswered,
-    wait_queue,
 };
 #[cfg(doc)]
 use crate::domain::FailurePolicy;
@@ -37,19 +37,6 @@ struct Asked {
     question: Option<Box<Question>>,
     /// Whether another try may follow: see [`is_open`].
     is_try: bool,
-}
-
-/// Whether another try may follow a decision, as the alternatives of a [`FirstOf`](crate::domain::first_of::FirstOf) do:
-/// an admission may leave alternatives of shadows. The limiter reports the last decision when all tries are made.
-pub(super) fn is_open(decision: &Decision) -> bool {
-    match decision {
-        Decision::Allowed(usage) => {
-            let denies_shadows = matches!(usage.shadow(), Some(Decision::Denied(_)));
-            denies_shadows || usage.check().charges().is_empty()
-        }
-        Decision::Denied(_) => true,
-        Decision::Blocked(_) => false,
-    }
 }
 
 /// A decision that the store has to be waited for.
@@ -155,34 +142,6 @@ impl Limiter {
         }
     }
 
-    /// Waits until these charges are admitted, for about `max_wait` at most. Use this to stay within another service's
-    /// limits.
-    ///
-    /// Returns [`Decision::Denied`], with nothing charged, if the wait would be longer than `max_wait` or never end; at
-    /// once, if that is known at once. A [blocked](crate::block) identity gets [`Decision::Blocked`] at once, unless
-    /// you [wait for blocks](Self::wait_for_blocks) or the block is a [pause](crate::block#pauses). Callers queue, up
-    /// to [`max_queue`](Self::max_queue): see
-    /// [waiting](crate::limiter#waiting).
-    ///
-    /// # Errors
-    ///
-    /// Like [`check`](Self::check); the timeout limits each store call, not the wait. While the store cannot be reached
-    /// or does not answer, the limiter keeps asking until `max_wait` is over, and then returns the last error. Under
-    /// [`Local`](FailurePolicy::Local), the memory of this process decides at once.
-    pub async fn acquire(
-        &self,
-        charges: impl IntoIterator<Item = Charge>,
-        max_wait: Duration,
-    ) -> Result<Decision, StoreError> {
-        let check = Check::new(charges)?;
-        let decision = self
-            .decide_within(&check, max_wait, WhereOpen::AskAgain)
-            .await;
-        let decision = decision.into_result()?;
-        self.count_outcome(&decision);
-        Ok(decision)
-    }
-
     /// Returns the usage under these policies and keys without charging; the costs of the charges are ignored. You find
     /// the usage of shadows in [`Usage::shadow`].
     ///
@@ -197,16 +156,6 @@ impl Limiter {
         let check = Check::new(charges)?.without_cost();
         let resolution = self.decide_as(CallKind::Peek, check).await;
         Ok(resolution.into_result()?.usage().clone())
-    }
-
-    /// Waits until the check is admitted; returns a denial that lasts longer than `max_wait`.
-    pub(crate) async fn decide_within(
-        &self,
-        check: &Check,
-        max_wait: Duration,
-        where_open: WhereOpen,
-    ) -> Resolution {
-        wait_queue::wait(self, check, max_wait, where_open, None).await
     }
 
     /// Decides a check and charges it.

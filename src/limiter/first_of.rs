@@ -15,8 +15,8 @@ use tokio::time::Instant;
 
 use super::{
     Limiter, Resolution, WhereOpen,
-    decide::is_open,
     late::Unserved,
+    resolution::is_open,
     wait_queue::{self, waits_after},
 };
 use crate::{

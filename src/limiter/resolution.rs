@@ -45,3 +45,16 @@ impl Resolution {
         }
     }
 }
+
+/// Whether another try may follow a decision, as the alternatives of a [`FirstOf`](crate::domain::first_of::FirstOf) do:
+/// an admission may leave alternatives of shadows. The limiter reports the last decision when all tries are made.
+pub(super) fn is_open(decision: &Decision) -> bool {
+    match decision {
+        Decision::Allowed(usage) => {
+            let denies_shadows = matches!(usage.shadow(), Some(Decision::Denied(_)));
+            denies_shadows || usage.check().charges().is_empty()
+        }
+        Decision::Denied(_) => true,
+        Decision::Blocked(_) => false,
+    }
+}

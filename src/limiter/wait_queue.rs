@@ -31,12 +31,13 @@ use self::{
 };
 use super::{
     FOR_EVER, Limiter, Resolution,
-    decide::is_open,
     pauses::{Entry, Pauses},
+    resolution::is_open,
 };
 use crate::{
     domain::{
         block::BlockedBy,
+        charge::Charge,
         check::Check,
         decision::{Blocked, Decision},
         error::{StoreError, StoreErrorKind},
@@ -94,6 +95,46 @@ pub(super) async fn wait(
         return waiter.decide(check).await;
     }
     waiter.wait(check).await
+}
+
+impl Limiter {
+    /// Waits until these charges are admitted, for about `max_wait` at most. Use this to stay within another service's
+    /// limits.
+    ///
+    /// Returns [`Decision::Denied`], with nothing charged, if the wait would be longer than `max_wait` or never end; at
+    /// once, if that is known at once. A [blocked](crate::block) identity gets [`Decision::Blocked`] at once, unless
+    /// you [wait for blocks](Self::wait_for_blocks) or the block is a [pause](crate::block#pauses). Callers queue, up
+    /// to [`max_queue`](Self::max_queue): see
+    /// [waiting](crate::limiter#waiting).
+    ///
+    /// # Errors
+    ///
+    /// Like [`check`](Self::check); the timeout limits each store call, not the wait. While the store cannot be reached
+    /// or does not answer, the limiter keeps asking until `max_wait` is over, and then returns the last error. Under
+    /// [`Local`](crate::FailurePolicy::Local), the memory of this process decides at once.
+    pub async fn acquire(
+        &self,
+        charges: impl IntoIterator<Item = Charge>,
+        max_wait: Duration,
+    ) -> Result<Decision, StoreError> {
+        let check = Check::new(charges)?;
+        let decision = self
+            .decide_within(&check, max_wait, WhereOpen::AskAgain)
+            .await;
+        let decision = decision.into_result()?;
+        self.count_outcome(&decision);
+        Ok(decision)
+    }
+
+    /// Waits until the check is admitted; returns a denial that lasts longer than `max_wait`.
+    pub(crate) async fn decide_within(
+        &self,
+        check: &Check,
+        max_wait: Duration,
+        where_open: WhereOpen,
+    ) -> Resolution {
+        wait(self, check, max_wait, where_open, None).await
+    }
 }
 
 impl Waiter<'_> {

@@ -8,7 +8,7 @@ use crate::domain::{
     policy::Policy,
     rule::Rule,
     settlement::Settlement,
-    slots::SlotId,
+    slot_id::SlotId,
     window::{Section, SlotSet, Spec},
 };
 

@@ -21,7 +21,8 @@ pub use crate::domain::{
     decision::Count,
     operation::{Operation, Reply},
     settlement::Settlement,
-    slots::{HeldSlots, SlotId, Slots},
+    slot_id::SlotId,
+    slots::{HeldSlots, Slots},
 };
 use crate::{
     domain::{

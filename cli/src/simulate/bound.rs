@@ -3,33 +3,27 @@
 use serde::Serialize;
 use sluicegate::Policy;
 
-use super::result::Outcome;
 use crate::{Error, Result};
 
 /// Parts of a whole: a hundredth of a percent has 10 000, so that six decimals of a percentage are exact.
-const WHOLE: u64 = 100_000_000;
+pub(super) const WHOLE: u64 = 100_000_000;
 
 const FORM: &str = "write a share of 0% to 100%, as 0.5% or POLICY=0.1%, with at most six decimals";
-
-const NO_KEY: &str = "no request has a key for it, so that there is nothing to judge";
-
-/// The decisions that the store of a replay may have made.
-pub(super) const FULL: &str = "a store was full and may have forgotten counts: give it more --keys";
 
 /// An argument of `--max-refused`.
 #[derive(Clone, Debug)]
 pub(super) struct Bound {
     /// `None`: all requests.
-    policy: Option<String>,
-    parts: u64,
-    text: String,
+    pub(super) policy: Option<String>,
+    pub(super) parts: u64,
+    pub(super) text: String,
 }
 
 /// A bound, compared with the outcome.
 #[derive(Serialize)]
 pub(super) struct Verdict {
     /// Null: all requests.
-    policy: Option<String>,
+    pub(super) policy: Option<String>,
     /// As you wrote it.
     pub(super) max_refused: String,
     pub(super) requests: u64,
@@ -81,59 +75,9 @@ pub(super) fn check(bounds: &[Bound], policies: &[Policy]) -> Result<()> {
 }
 
 impl Bound {
-    fn wrong(&self, problem: &str) -> Error {
+    pub(super) fn wrong(&self, problem: &str) -> Error {
         let text = &self.text;
         Error::usage(format_args!("--max-refused {text}: {problem}"))
-    }
-
-    /// Compares the bound with the outcome.
-    ///
-    /// # Errors
-    ///
-    /// When a verdict would rest on too little: the tool could not judge enough lines, or a full store forgot counts, so
-    /// that there may be more refusals than were counted.
-    pub(super) fn verdict(&self, outcome: &Outcome) -> Result<Verdict> {
-        let tally = &outcome.tally;
-        let own = |name: &str| outcome.policies.iter().find(|policy| policy.name == name);
-        let all = tally.requests;
-        let (requests, judged, refused) = match self.policy.as_deref().and_then(own) {
-            // Requests without a user are no sign that the log is misread.
-            Some(own) if own.key == "user" && own.requests > 0 => (own.requests, all, own.refused),
-            Some(own) => (own.requests, own.requests, own.refused),
-            None => (all, all - tally.unlimited, tally.refused),
-        };
-        let lines = &outcome.lines;
-        if lines.filtered > 0 && all == 0 {
-            return Err(self.wrong("--path leaves all lines out"));
-        }
-        if judged == 0 {
-            return Err(self.wrong(NO_KEY));
-        }
-        let unreadable = lines.unreadable + lines.loose;
-        let lines = lines.read - lines.filtered - lines.left_out;
-        let judged = judged.saturating_sub(outcome.lines.loose);
-        if u128::from(judged) * 10 < u128::from(lines) * 9 {
-            let keyless = lines.saturating_sub(unreadable + judged);
-            return Err(self.wrong(&format!(
-                "a verdict needs nine tenths of the lines: of {lines}, {unreadable} cannot be read, and {keyless} have no \
-                 key for it"
-            )));
-        }
-        // In integers, since a float could miss a bound that is met exactly.
-        let most = u128::from(requests) * u128::from(self.parts) / u128::from(WHOLE);
-        let most = u64::try_from(most).unwrap_or(u64::MAX);
-        // A store that forgets counts refuses too few, so a broken bound is broken all the same.
-        if tally.full && refused <= most {
-            return Err(self.wrong(FULL));
-        }
-        Ok(Verdict {
-            policy: self.policy.clone(),
-            max_refused: self.text.clone(),
-            requests,
-            refused,
-            most,
-            kept: refused <= most,
-        })
     }
 }
 

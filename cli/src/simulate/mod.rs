@@ -32,6 +32,7 @@ mod signs;
 mod stamp;
 mod tally;
 mod timeline;
+mod verdict;
 mod view;
 mod write;
 
@@ -82,7 +83,10 @@ pub(crate) fn run(args: &SimulateArgs, settings: &Settings, output: &mut Output)
     if let Some(path) = &args.report {
         fs::write(path, report::page(&outcome)).map_err(|error| Error::file(path, &error))?;
     }
-    let verdicts = args.max_refused.iter().map(|bound| bound.verdict(&outcome));
+    let verdicts = args
+        .max_refused
+        .iter()
+        .map(|bound| verdict::verdict(bound, &outcome));
     let verdicts: Result<Vec<Verdict>> = verdicts.collect();
     let judged = verdicts.map(|it| outcome.verdicts = it);
     // You see the outcome even if there is no verdict.

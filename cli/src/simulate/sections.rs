@@ -1,7 +1,7 @@
 //! The outcome as sentences and [`Section`]s, which the text and the page of `--report` share.
 
-use super::bound::FULL;
 use super::result::Outcome;
+use super::verdict::FULL;
 use crate::text::{grouped, rfc3339, short_date};
 use crate::{BAD, Cell, PLAIN, Table, WARN};
 

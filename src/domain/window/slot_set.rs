@@ -1,7 +1,7 @@
 //! Concurrency rules: the ids of slots, each with its expiry.
 
 use super::Count;
-use crate::domain::slots::SlotId;
+use crate::domain::slot_id::SlotId;
 
 /// The slots of one key, in the order in which they expire.
 ///

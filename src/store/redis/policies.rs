@@ -20,7 +20,7 @@ use crate::{
         published::{PublishedPolicy, plain_label},
         report::Account,
         rule::millis,
-        slots::this_process,
+        slot_id::this_process,
     },
     store::StoreFuture,
 };

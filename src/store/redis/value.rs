@@ -14,7 +14,7 @@ use crate::{
         block::{Block, BlockDetails, BlockedBy, HeldBlock, Level},
         error::StoreError,
         rule::MAX_UNITS,
-        slots::SlotId,
+        slot_id::SlotId,
         window::{
             Bucket, BucketSpec, BucketState, CalendarSpec, PeriodCount, Section, SlotSet, Spec,
             StepQueue, StepSpec,

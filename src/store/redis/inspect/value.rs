@@ -6,7 +6,7 @@ use crate::{
     domain::{
         decision::Count,
         rule::{MAX_UNITS, Rule},
-        slots::SlotId,
+        slot_id::SlotId,
         window::{self, BucketSpec, CalendarSpec, Spec, StepSpec},
     },
     store::redis::value::{Counts, MAX_TIME_MS, UnreadableValue},

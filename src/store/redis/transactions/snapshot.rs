@@ -15,7 +15,7 @@ use crate::{
         key::Key,
         policy::Policy,
         rule::Rule,
-        slots::SlotId,
+        slot_id::SlotId,
         window::{Section, SlotSet},
     },
     store::{

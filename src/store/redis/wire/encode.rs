@@ -15,13 +15,17 @@ use crate::{
         policy::Policy,
         rule::Rule,
         settlement::Settlement,
-        slots::{SlotId, Slots},
+        slot_id::SlotId,
+        slots::Slots,
         window::Spec,
     },
     store::redis::key_names::{Names, write_policy},
 };
 
-use super::label::{Places, label, mark};
+use super::{
+    VERSION,
+    label::{Places, label, mark},
+};
 
 /// Hashed once.
 static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(source()));
@@ -38,9 +42,6 @@ fn source() -> &'static str {
         None => SOURCE,
     }
 }
-
-/// The version of the call, of a stored block and of a stored value, which has it after the labels of the rules.
-pub(in crate::store::redis) const VERSION: u8 = 1;
 
 /// The task of the script for a key. [`JOINED`] is added if the key belongs to the operation of the key before it.
 const CHECK: u8 = 0;

@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU64;
 
-use super::encode::VERSION;
+use super::VERSION;
 use crate::domain::{
     calendar::Calendar,
     rule::MAX_UNITS,
