@@ -1,7 +1,9 @@
-//! The walls in ARCHITECTURE.md: the rooms of `src` that a room may import from, the parts that may name a crate, and
-//! the file that spawns.
+//! The walls in ARCHITECTURE.md: the rooms of `src` that a room may import from, the parts that may name a crate, the
+//! file that spawns, and that no files import each other.
 
-use std::{collections::BTreeSet, fs, path::Path};
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::sources::{File, sources};
 
 /// Each room of `src`, and the other rooms to import from.
 const ROOMS: &str = "
@@ -107,49 +109,21 @@ fn leading_name(path: &str) -> &str {
     &path[..end.unwrap_or(path.len())]
 }
 
-/// All files of the library, without comments and without imports that only the documentation needs.
-fn sources() -> Vec<Source> {
-    let root = support::root().join("src");
-    let mut folders = vec![root.clone()];
-    let mut sources = Vec::new();
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(folder).expect("the folder can be read") {
-            let path = entry.expect("the entry can be read").path();
-            if path.is_dir() {
-                folders.push(path);
-            } else if path.extension().is_some_and(|extension| extension == "rs") {
-                sources.push(source(&root, &path));
-            }
-        }
-    }
-    sources
-}
-
-fn source(root: &Path, path: &Path) -> Source {
-    let text = fs::read_to_string(path).expect("the file can be read");
-    let mut code = String::new();
-    let mut is_for_docs = false;
-    for line in text.lines() {
-        is_for_docs |= line == "#[cfg(doc)]";
-        if !is_for_docs && !line.trim_start().starts_with("//") {
-            code.push_str(line);
-            code.push('\n');
-        }
-        is_for_docs &= !line.ends_with(';');
-    }
-    let path = path.strip_prefix(root).expect("it is below `src`");
-    Source {
-        path: path.to_string_lossy().replace('\\', "/"),
-        code,
-    }
-}
-
 /// The files in rooms: all except the root of the crate.
 fn files_in_rooms() -> Vec<Source> {
-    let mut sources = sources();
+    let mut sources = files_of("src", File::code);
     sources.retain(|source| source.path != "lib.rs");
     assert!(sources.len() > 100, "{} files are too few", sources.len());
     sources
+}
+
+fn files_of(folder: &str, code: fn(&File) -> String) -> Vec<Source> {
+    let files = sources(folder, "rs").into_iter();
+    let files = files.map(|file| Source {
+        path: file.path[folder.len() + 1..].to_owned(),
+        code: code(&file),
+    });
+    files.collect()
 }
 
 #[test]
@@ -223,4 +197,151 @@ fn one_file_spawns_for_the_store_over_redis() {
     files.retain(|source| source.path.starts_with("store/redis/") && spawns(source));
     let paths: Vec<_> = files.iter().map(|source| &source.path[..]).collect();
     assert_eq!(paths, ["store/redis/background.rs"]);
+}
+
+/// The names of a module, from the crate's root: those of `store/redis/mod.rs` are `store` and `redis`.
+type Module<'a> = Vec<&'a str>;
+
+fn module(path: &str) -> Module<'_> {
+    let path = path.trim_end_matches(".rs");
+    let names = path.split('/');
+    names
+        .filter(|it| !["mod", "lib", "main"].contains(it))
+        .collect()
+}
+
+/// A file and the files in its folder belong together: they may import from each other.
+fn belong_together(one: &[&str], other: &[&str]) -> bool {
+    one.starts_with(other) || other.starts_with(one)
+}
+
+/// The files that a file imports from, by the paths in its code.
+fn imports<'a>(
+    own: &[&'a str],
+    code: &'a str,
+    modules: &BTreeSet<Module<'a>>,
+) -> BTreeSet<Module<'a>> {
+    let is_path = |at: usize| {
+        let before = code[..at].chars().next_back();
+        before.is_none_or(|it| !(it.is_alphanumeric() || it == '_' || it == ':'))
+    };
+    let begins = ["crate::", "super::", "self::"];
+    let places = begins.iter().flat_map(|it| code.match_indices(it));
+    let places = places.filter(|(at, _)| is_path(*at));
+    let mut found = BTreeSet::new();
+    for (at, _) in places {
+        let mut paths = Vec::new();
+        spread(&[], &code[at..], &mut paths);
+        for path in paths {
+            let file = file(own, &path, modules);
+            if !file.is_empty() && !belong_together(own, &file) {
+                found.insert(file);
+            }
+        }
+    }
+    found
+}
+
+/// The paths that a text begins with: `a::b` and `a::c::d` of `a::{b, c::d}`. Returns the rest of the text.
+fn spread<'a>(before: &[&'a str], text: &'a str, paths: &mut Vec<Vec<&'a str>>) -> &'a str {
+    let (mut path, mut rest) = (before.to_vec(), text.trim_start());
+    loop {
+        let name = leading_name(rest);
+        rest = &rest[name.len()..];
+        path.push(name);
+        let Some(after) = rest.strip_prefix("::") else {
+            paths.push(path);
+            return rest;
+        };
+        rest = after;
+        if let Some(group) = rest.strip_prefix('{') {
+            rest = group.trim_start();
+            while !rest.starts_with('}') {
+                rest = spread(&path, rest, paths).trim_start();
+                rest = rest.trim_start_matches(|it| it != ',' && it != '}');
+                rest = rest.trim_start_matches(',').trim_start();
+            }
+            return &rest[1..];
+        }
+    }
+}
+
+/// The file that a path leads to, from this module.
+fn file<'a>(own: &[&'a str], path: &[&'a str], modules: &BTreeSet<Module<'a>>) -> Module<'a> {
+    let mut found = match path[0] {
+        "crate" => Vec::new(),
+        _ => own.to_vec(),
+    };
+    for name in path {
+        match *name {
+            "crate" | "self" => {}
+            "super" => {
+                found.pop();
+            }
+            name => {
+                found.push(name);
+                if !modules.contains(&found) {
+                    found.pop();
+                    break;
+                }
+            }
+        }
+    }
+    found
+}
+
+/// Whether imports lead from one file to another.
+fn leads(
+    imports: &BTreeMap<Module<'_>, BTreeSet<Module<'_>>>,
+    from: &Module<'_>,
+    to: &Module<'_>,
+) -> bool {
+    let (mut found, mut next) = (BTreeSet::new(), vec![from]);
+    while let Some(file) = next.pop() {
+        let new = imports[file].iter().filter(|it| found.insert(*it));
+        next.extend(new.collect::<Vec<_>>());
+    }
+    found.contains(to)
+}
+
+/// The imports that lead back to the file that has them, directly or through other files: `a/b of a/c`.
+fn circles(files: &[Source]) -> Vec<String> {
+    let files = files.iter().map(|it| (module(&it.path), &it.code[..]));
+    let files: Vec<_> = files.collect();
+    let modules = files.iter().map(|it| it.0.clone()).collect();
+    let files = files.iter();
+    let imports = files.map(|(own, code)| (own.clone(), imports(own, code, &modules)));
+    let imports: BTreeMap<_, _> = imports.collect();
+    let all = imports.iter();
+    let all = all.flat_map(|(file, imports)| imports.iter().map(move |import| (file, import)));
+    let circles = all.filter(|(file, import)| leads(&imports, import, file));
+    let names = circles.map(|(file, import)| format!("{} of {}", file.join("/"), import.join("/")));
+    names.collect()
+}
+
+#[test]
+fn no_files_import_each_other() {
+    for folder in ["src", "cli/src"] {
+        let files = files_of(folder, File::code_without_tests);
+        let circles = circles(&files);
+        assert!(circles.is_empty(), "{folder}: {circles:#?}");
+    }
+}
+
+#[test]
+fn a_circle_is_found_through_groups_and_parents() {
+    let source = |(path, code): (&str, &str)| Source {
+        path: path.to_owned(),
+        code: code.to_owned(),
+    };
+    let files = [
+        ("a/mod.rs", "use self::b::B;"),
+        ("a/b.rs", "use super::{A, c::{self, C}, d::D};"),
+        ("a/c.rs", "fn c() -> crate::e::E {}"),
+        ("a/d.rs", "use super::A;"),
+        ("e.rs", "use crate::{\n    a::{\n        b::B,\n    },\n};"),
+        ("f.rs", "use crate::a::b::B;"),
+    ];
+    let files = files.map(source);
+    assert_eq!(circles(&files), ["a/b of a/c", "a/c of e", "e of a/b"]);
 }
