@@ -76,6 +76,18 @@ pub(crate) struct UnblockArgs {
     yes: bool,
 }
 
+impl BlockArgs {
+    /// The request of a block, instead of the one in force.
+    fn request(&self, before: Option<&BlockReport>) -> BlockRequest {
+        let author = self.author.clone().or_else(user_and_host);
+        let earlier = before.and_then(|report| report.reason.as_deref());
+        let reason = Some(&*self.reason).filter(|reason| !reason.is_empty());
+        let reason = reason.or(earlier).unwrap_or_default();
+        let request = BlockRequest::new(self.until.get()).reason(reason);
+        request.author(author.as_deref().unwrap_or_default())
+    }
+}
+
 impl UntilArgs {
     fn get(&self) -> Until {
         match (self.span, self.until) {
@@ -138,12 +150,7 @@ async fn block_one(
         return Err(Error::usage(why));
     }
     let before = BlockReport::of(&inspector.block(key).await?, now_ms)?;
-    let author = args.author.clone().or_else(user_and_host);
-    let earlier = before.as_ref().and_then(|report| report.reason.as_deref());
-    let reason = Some(&*args.reason).filter(|reason| !reason.is_empty());
-    let request = BlockRequest::new(until.get()).reason(reason.or(earlier).unwrap_or_default());
-    let request = request.author(author.as_deref().unwrap_or_default());
-    let block = limiter.block(key, request).await?;
+    let block = limiter.block(key, args.request(before.as_ref())).await?;
     let held = BlockReport::of(&inspector.block(key).await?, now_ms)?;
     let held = held.unwrap_or_else(|| BlockReport::new(block, &BlockDetails::default()));
     let is_as_before = before.is_some_and(|before| before.until_ms == held.until_ms);
@@ -220,17 +227,9 @@ pub(crate) fn unblock(
     };
     server::block_on(settings, async {
         let (store, inspector) = server::connect(settings).await?;
-        let named = if args.all {
-            all_blocked(&inspector).await?
-        } else {
-            named
-        };
-        let count = named.len();
-        let asks = args.all && !args.yes && count > 0;
-        if asks && !confirm::asked(format_args!("Unblock all {count}?"))? {
-            anstream::eprintln!("Nothing was unblocked.");
+        let Some(named) = args.confirmed(named, &inspector).await? else {
             return Ok(false);
-        }
+        };
         let limiter = server::limiter(store, settings);
         let doubts = OnceCell::new();
         let is_list = args.all || args.identities.is_list();
@@ -241,13 +240,12 @@ pub(crate) fn unblock(
             output,
             async |named, output| {
                 let (mut document, text) = unblock_one(named, &limiter, &inspector).await?;
-                let mut warning = None;
-                if document["was_blocked"] == false {
-                    let doubts = doubts
-                        .get_or_init(|| Doubts::new(&inspector, settings))
-                        .await;
-                    warning = doubts.of(&named.key).await;
-                }
+                let warning = if document["was_blocked"] == false {
+                    let doubts = doubts.get_or_init(|| Doubts::new(&inspector, settings));
+                    doubts.await.of(&named.key).await
+                } else {
+                    None
+                };
                 if !output.is_json() {
                     output.line(text)?;
                     output.hint(warning.as_deref().unwrap_or_default())?;
@@ -257,13 +255,33 @@ pub(crate) fn unblock(
             },
         );
         let all = all.await?;
-        if count == 0 && !output.is_json() {
+        if named.is_empty() && !output.is_json() {
             output.line("Nobody is blocked.")?;
             output.hint(&hints::why_nothing(&inspector, settings, None, &[]).await)?;
         }
         let were_blocked = all.iter().all(|it| it["was_blocked"] == true);
-        Ok(were_blocked && count > 0)
+        Ok(were_blocked && !named.is_empty())
     })
+}
+
+impl UnblockArgs {
+    /// The identities to unblock; `None` if you have said no.
+    async fn confirmed(
+        &self,
+        named: Vec<Named>,
+        inspector: &Inspector,
+    ) -> Result<Option<Vec<Named>>> {
+        if !self.all {
+            return Ok(Some(named));
+        }
+        let all = all_blocked(inspector).await?;
+        let (count, asks) = (all.len(), !self.yes && !all.is_empty());
+        if asks && !confirm::asked(format_args!("Unblock all {count}?"))? {
+            anstream::eprintln!("Nothing was unblocked.");
+            return Ok(None);
+        }
+        Ok(Some(all))
+    }
 }
 
 /// All identities with a stored block, including blocks that cannot be read.

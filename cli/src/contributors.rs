@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use serde_json::json;
+use serde_json::{Value, json};
+use sluicegate::contributors::Contributors;
 use sluicegate::store::redis::inspect::Inspector;
 use sluicegate::{Key, Policy, Rule};
 
@@ -61,23 +62,7 @@ pub(crate) fn run(
         .iter()
         .rev()
         .max_by_key(|rule| window_ms(rule));
-    let (mut rows, mut listed) = (Vec::new(), 0);
-    let mut table = Table::new(["contributor", "units", "at most", "share"]);
-    for contributor in all.iter().take(args.number.into()) {
-        let (units, total) = (contributor.units(), all.total().max(1));
-        let at_most = units.saturating_add(all.error());
-        let share = (units.saturating_mul(100) + total / 2) / total;
-        let label = contributor.label();
-        rows.push(json!({ "label": label, "units": units, "at_most": at_most }));
-        let share = Cell::right(format!("{share}%"));
-        table.row([
-            printable(label.as_bytes()).into(),
-            units.into(),
-            at_most.into(),
-            share,
-        ]);
-        listed += units;
-    }
+    let (rows, table, listed) = listed(&all, args.number.into());
     let is_empty = rows.is_empty();
     let document = json!({
         "policy": policy.name(), "window_ms": longest.map_or(0, window_ms), "total": all.total(), "contributors": rows,
@@ -104,6 +89,28 @@ pub(crate) fn run(
         }
     })?;
     Ok(!is_empty)
+}
+
+/// The first contributors, as JSON and as a table, and their units.
+fn listed(all: &Contributors, number: usize) -> (Vec<Value>, Table, u64) {
+    let (mut rows, mut listed) = (Vec::new(), 0);
+    let mut table = Table::new(["contributor", "units", "at most", "share"]);
+    for contributor in all.iter().take(number) {
+        let (units, total) = (contributor.units(), all.total().max(1));
+        let at_most = units.saturating_add(all.error());
+        let share = (units.saturating_mul(100) + total / 2) / total;
+        let label = contributor.label();
+        rows.push(json!({ "label": label, "units": units, "at_most": at_most }));
+        let share = Cell::right(format!("{share}%"));
+        table.row([
+            printable(label.as_bytes()).into(),
+            units.into(),
+            at_most.into(),
+            share,
+        ]);
+        listed += units;
+    }
+    (rows, table, listed)
 }
 
 /// The policy of the service, or one with this window: the limit does not matter here.

@@ -44,7 +44,7 @@ pub(crate) fn explain(
     let mut report = read(&args.read, settings, args.cost, limits)?;
     report.unreadable().map_or(Ok(()), Err)?;
     show(&report, output)?;
-    Ok(report.passes)
+    Ok(report.verdict.passes)
 }
 
 fn read(

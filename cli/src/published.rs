@@ -5,7 +5,7 @@ use std::path::Path;
 
 use clap::Args;
 use serde::Serialize;
-use serde_json::json;
+use serde_json::{Value, json};
 use sluicegate::error::StoreErrorKind;
 use sluicegate::policies::PublishedPolicy;
 use sluicegate::store::redis::inspect::Inspector;
@@ -34,18 +34,33 @@ pub(crate) fn run(_: &PoliciesArgs, settings: &Settings, output: &mut Output) ->
         };
         Ok((by_name(published), now_ms, why))
     })?;
+    let (rows, table, differing, has_shadow) = listed(&published, now_ms);
+    output.report(&json!({ "policies": rows }), |_, output| {
+        if published.is_empty() {
+            output.line("No policies are published.")?;
+            return output.hint(&why);
+        }
+        output.table(&table)?;
+        if has_shadow {
+            output.hint("*: a shadow, which denies no request")?;
+        }
+        for name in differing {
+            output.warn(format!("processes differ in {name}"))?;
+        }
+        Ok(())
+    })?;
+    Ok(!published.is_empty())
+}
+
+/// The definitions as JSON and as a table, the policies in which processes differ, and whether any is a shadow.
+fn listed(
+    published: &BTreeMap<String, Vec<PublishedPolicy>>,
+    now_ms: u64,
+) -> (Vec<Value>, Table, Vec<&String>, bool) {
     let (mut rows, mut differing, mut has_shadow) = (Vec::new(), Vec::new(), false);
-    let titles = [
-        "policy",
-        "rules",
-        "ban",
-        "on failure",
-        "kinds",
-        "blocks",
-        "seen",
-    ];
-    let mut table = Table::new(titles);
-    for (name, definitions) in &published {
+    let titles = "policy|rules|ban|on failure|kinds|blocks|seen";
+    let mut table = Table::new(titles.split('|'));
+    for (name, definitions) in published {
         let differs = !are_plans(definitions) && in_use(definitions).nth(1).is_some();
         differing.extend(Some(name).filter(|_| differs));
         for published in definitions {
@@ -72,21 +87,7 @@ pub(crate) fn run(_: &PoliciesArgs, settings: &Settings, output: &mut Output) ->
             }));
         }
     }
-    output.report(&json!({ "policies": rows }), |_, output| {
-        if published.is_empty() {
-            output.line("No policies are published.")?;
-            return output.hint(&why);
-        }
-        output.table(&table)?;
-        if has_shadow {
-            output.hint("*: a shadow, which denies no request")?;
-        }
-        for name in differing {
-            output.warn(format!("processes differ in {name}"))?;
-        }
-        Ok(())
-    })?;
-    Ok(!published.is_empty())
+    (rows, table, differing, has_shadow)
 }
 
 /// The limits, for verbs that need them.

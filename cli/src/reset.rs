@@ -9,7 +9,7 @@ use sluicegate::{Policy, Rule};
 use super::error::warn;
 use super::published::write_other_policies;
 use super::reading::ReadArgs;
-use super::report::Report;
+use super::report::{PolicyReport, Report};
 use super::{Error, Output, Result, Settings, confirm, server};
 
 const EXAMPLES: &str = include_str!("help/reset.txt");
@@ -40,20 +40,15 @@ pub(crate) fn run(args: &ResetArgs, settings: &Settings, output: &mut Output) ->
         let stored = || report.policies.iter().filter(|policy| policy.is_stored());
         let mut names: Vec<&str> = stored().map(|policy| policy.policy.as_str()).collect();
         names.dedup();
-        let question = format!("Delete what {title} has used under {}?", names.join(", "));
+        let policies = names.join(", ");
+        let question = format!("Delete what {title} has used under {policies}?");
         if !names.is_empty() && !args.yes && !confirm::asked(question)? {
             anstream::eprintln!("Nothing was deleted.");
             return Ok(false);
         }
         let limiter = server::limiter(store, settings);
         for policy in stored() {
-            // Counts belong to the name of a policy, and slots to the expiry as well: the rest does not matter.
-            let rule = match policy.slots_expire_after_ms {
-                Some(ms) => Rule::concurrent(1).expires_after(Duration::from_millis(ms)),
-                None => Rule::new(1, Duration::from_secs(1)),
-            };
-            let policy = Policy::new(policy.policy.as_str(), [rule]).map_err(Error::usage)?;
-            limiter.reset(&policy, &reader.key).await?;
+            limiter.reset(&like(policy)?, &reader.key).await?;
         }
         let (mut others, mut why, mut nothing) = (Vec::new(), String::new(), String::new());
         if names.is_empty() {
@@ -63,11 +58,7 @@ pub(crate) fn run(args: &ResetArgs, settings: &Settings, output: &mut Output) ->
             others = reader.other_policies().await;
         }
         // A document has one field for all of this.
-        let warnings = [&nothing, &why, stays.as_ref().unwrap_or(&why)];
-        let mut warnings: Vec<&str> = warnings.map(String::as_str).into();
-        warnings.retain(|part| !part.is_empty());
-        warnings.dedup();
-        let warning = (!warnings.is_empty()).then(|| warnings.join(" "));
+        let warning = joined([&nothing, &why, stays.as_deref().unwrap_or_default()]);
         let document = json!({
             "identity": report.identity, "deleted": names, "other_policies": others, "warning": warning,
         });
@@ -76,12 +67,27 @@ pub(crate) fn run(args: &ResetArgs, settings: &Settings, output: &mut Output) ->
                 output.line(&nothing)?;
                 return output.hint(&why);
             }
-            let policies = names.join(", ");
             output.line(format!("Deleted what {title} had used under {policies}."))?;
             write_other_policies(&others, reader.limits.lacks, output)
         })?;
         Ok(!names.is_empty())
     })
+}
+
+fn joined(warnings: [&str; 3]) -> Option<String> {
+    let warnings = warnings.into_iter().filter(|part| !part.is_empty());
+    let warnings: Vec<_> = warnings.collect();
+    (!warnings.is_empty()).then(|| warnings.join(" "))
+}
+
+/// A policy whose reset deletes the same. Counts belong to the name of a policy, and slots to the expiry as well: the rest
+/// does not matter.
+fn like(stored: &PolicyReport) -> Result<Policy> {
+    let rule = match stored.slots_expire_after_ms {
+        Some(ms) => Rule::concurrent(1).expires_after(Duration::from_millis(ms)),
+        None => Rule::new(1, Duration::from_secs(1)),
+    };
+    Policy::new(stored.policy.as_str(), [rule]).map_err(Error::usage)
 }
 
 /// The block or ban that a reset does not end.

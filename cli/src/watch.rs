@@ -52,13 +52,8 @@ async fn watch(
     let mut last = String::new();
     loop {
         ticks.tick().await;
-        let failed = match reader.read(1).await {
-            Ok(report) => {
-                latest = Some(report);
-                None
-            }
-            Err(error) => Some(error),
-        };
+        let read = reader.read(1).await.map(|report| latest = Some(report));
+        let failed = read.err();
         if is_page {
             Screen::clear()?;
             // Keep the latest usage on the page while the server does not answer.

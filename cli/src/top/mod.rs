@@ -211,6 +211,37 @@ impl<'a> Top<'a> {
     }
 
     fn write(&self, why: &str, output: &mut Output) -> Result<()> {
+        self.write_summary(output)?;
+        output.hint(why)?;
+        let titles = ["identity", "policy", "rule", "used"].into_iter();
+        let mut table = match self.full() {
+            Some(_) => Table::new(titles.chain(["", "denied for"])),
+            None => Table::new(titles.chain(["steps"])),
+        };
+        for ranked in &self.ranking.first {
+            ranked.add_to(&mut table, self.now_ms);
+        }
+        write_table(table, self.args, output)?;
+        for Ranked { name, holders, .. } in &self.ranking.first {
+            for holder in holders {
+                let of = format!("{} under {}", name.identity(), name.policy());
+                output.hint(&holder.text(&of, self.now_ms))?;
+            }
+        }
+        self.write_unranked(output)?;
+        if self.full().is_some() {
+            return Ok(());
+        }
+        output.hint(&match &self.limits.unpublished {
+            None => "the service publishes no limits: --policies FILE shows who is denied".to_owned(),
+            Some(why) => format!(
+                "the published policies could not be read ({why}): --policies FILE shows who is denied"
+            ),
+        })
+    }
+
+    /// Writes how many keys there are, how many are full, and how many identities are blocked.
+    fn write_summary(&self, output: &mut Output) -> Result<()> {
         let (read, counting) = (grouped(self.read), grouped(self.ranking.seen));
         let read = if self.read == self.keys {
             String::new()
@@ -239,22 +270,11 @@ impl<'a> Top<'a> {
                 "{BAD}{blocked} blocked{BAD:#}{of_bans}: `sluicegate blocks` lists them"
             ))?;
         }
-        output.hint(why)?;
-        let titles = ["identity", "policy", "rule", "used"].into_iter();
-        let mut table = match self.full() {
-            Some(_) => Table::new(titles.chain(["", "denied for"])),
-            None => Table::new(titles.chain(["steps"])),
-        };
-        for ranked in &self.ranking.first {
-            ranked.add_to(&mut table, self.now_ms);
-        }
-        write_table(table, self.args, output)?;
-        for Ranked { name, holders, .. } in &self.ranking.first {
-            for holder in holders {
-                let of = format!("{} under {}", name.identity(), name.policy());
-                output.hint(&holder.text(&of, self.now_ms))?;
-            }
-        }
+        Ok(())
+    }
+
+    /// Writes which keys are not ranked.
+    fn write_unranked(&self, output: &mut Output) -> Result<()> {
         // The file is not that of the service, or rules have changed.
         for ((policy, rule), keys) in &self.others {
             let (keys, lacks) = (grouped(*keys), self.limits.lacks);
@@ -272,15 +292,7 @@ impl<'a> Top<'a> {
                 "{count} values could not be read: `inspect` says why"
             ))?;
         }
-        if self.full().is_some() {
-            return Ok(());
-        }
-        output.hint(&match &self.limits.unpublished {
-            None => "the service publishes no limits: --policies FILE shows who is denied".to_owned(),
-            Some(why) => format!(
-                "the published policies could not be read ({why}): --policies FILE shows who is denied"
-            ),
-        })
+        Ok(())
     }
 }
 
