@@ -173,7 +173,7 @@ impl RedisStore {
 
 /// Runs the script by its hash. If the server does not know the script, sends the source, once.
 async fn run(route: &Route, call: &Call, key: &[u8]) -> Result<Value, StoreError> {
-    let reply = route.send(&call.by_hash(), key).await;
+    let reply = route.send(call.by_hash(), key).await;
     let mut reply = reply.map_err(|error| unreached(&error))?;
     if reply.as_ref().is_err_and(is_unknown_script) {
         let again = Box::pin(async { route.send(&call.by_source(), key).await }).await;

@@ -1,8 +1,8 @@
 //! [`Call`]: what the script is called with, as `lua/README.md` describes it.
 
-use std::{cell::RefCell, mem, ops::Range, sync::LazyLock};
+use std::{ops::Range, slice, sync::LazyLock};
 
-use redis::{Cmd, Script};
+use redis::{Arg, Cmd, Script};
 use smallvec::SmallVec;
 
 use crate::{
@@ -17,15 +17,11 @@ use crate::{
         settlement::Settlement,
         slot_id::SlotId,
         slots::Slots,
-        window::Spec,
     },
     store::redis::key_names::{Names, write_policy},
 };
 
-use super::{
-    VERSION,
-    label::{Places, label, mark},
-};
+use super::{VERSION, policy::push_policy, push_number};
 
 /// Hashed once.
 static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(source()));
@@ -61,175 +57,43 @@ const NO_TAIL: [[u8; 0]; 0] = [];
 /// Added to the version of the call if the last argument is the time.
 const TIME_FOLLOWS: u8 = 128;
 
-/// How far around a time to send the periods of the calendar: the server's clock is hardly further away.
-const AROUND_MS: u64 = 48 * 3_600_000;
-
-/// A call of the script: its keys, and what to do with each.
+/// A call of the script.
 #[derive(Debug)]
 pub(in crate::store::redis) struct Call {
-    keys: Strings,
+    by_hash: Cmd,
+    has_keys: bool,
+}
+
+/// Where strings stand in the bytes of a call. Most calls have few.
+type Places = SmallVec<[Range<usize>; 4]>;
+
+/// Writes a call: its keys, and what to do with each.
+struct Writer<'a> {
+    names: &'a Names,
+    /// The strings below, in the order in which they were written.
+    bytes: Vec<u8>,
+    /// Where the string under way begins.
+    begun: usize,
+    keys: Places,
     /// Keys that are only looked at, behind the others.
-    blocks: Strings,
+    blocks: Places,
     /// One for each of `keys`; then the time, where it is given.
-    args: Strings,
+    args: Places,
     /// The first byte of each argument.
     version: u8,
     /// The call sends the periods of the calendar around this time.
     near_ms: u64,
-    /// The policies of the latest parts: later parts name them.
-    policies: Vec<Sent>,
-    /// The starts of the names of a check.
-    starts: Vec<u8>,
-    written: Written,
+    /// The latest policies, each with the number of its part, from 1: later parts name them.
+    policies: SmallVec<[(u16, &'a [Rule]); 4]>,
+    /// The start of the names of each identity of a check, which is made once: some values are hashed.
+    starts: SmallVec<[(&'a Key, Range<usize>); 4]>,
 }
-
-/// The buffers of calls that have ended, for later calls of this thread.
-struct Spare {
-    keys: Strings,
-    blocks: Strings,
-    args: Strings,
-    policies: Vec<Sent>,
-    starts: Vec<u8>,
-    written: Written,
-}
-
-/// How the rules of a policy were written last: most calls have the same.
-#[derive(Debug, Default)]
-struct Written {
-    rules: Vec<Rule>,
-    bytes: Vec<u8>,
-}
-
-/// As many calls as are in flight by default.
-const MOST_SPARE: usize = 4;
-
-/// The buffers of a larger call are not kept.
-const MOST_KEPT: usize = 65_536;
-
-thread_local! {
-    static SPARE: RefCell<Vec<Spare>> = const { RefCell::new(Vec::new()) };
-}
-
-impl Spare {
-    fn take() -> Self {
-        let kept = SPARE.try_with(|spare| spare.borrow_mut().pop());
-        kept.ok().flatten().unwrap_or_else(|| Self {
-            keys: Strings::default(),
-            blocks: Strings::default(),
-            args: Strings::default(),
-            policies: Vec::new(),
-            starts: Vec::new(),
-            written: Written::default(),
-        })
-    }
-
-    fn keep(mut self) {
-        let strings = [&mut self.keys, &mut self.blocks, &mut self.args];
-        let is_small = strings.iter().all(|it| it.bytes.capacity() <= MOST_KEPT);
-        strings.into_iter().for_each(Strings::clear);
-        self.policies.clear();
-        let _ = SPARE.try_with(|spare| {
-            let mut spare = spare.borrow_mut();
-            if is_small && spare.len() < MOST_SPARE {
-                spare.push(self);
-            }
-        });
-    }
-}
-
-impl Drop for Call {
-    fn drop(&mut self) {
-        let spare = Spare {
-            keys: mem::take(&mut self.keys),
-            blocks: mem::take(&mut self.blocks),
-            args: mem::take(&mut self.args),
-            policies: mem::take(&mut self.policies),
-            starts: mem::take(&mut self.starts),
-            written: mem::take(&mut self.written),
-        };
-        spare.keep();
-    }
-}
-
-/// A policy in an argument.
-#[derive(Debug)]
-struct Sent {
-    /// The number of the part, from 1.
-    part: u16,
-    bytes: Range<usize>,
-    /// The address of the rules in memory: most parts have the rules of one policy, and are not encoded again.
-    address: usize,
-}
-
-/// No rules have this address.
-const NOWHERE: usize = 0;
 
 /// With more policies than these in a call, some are sent again.
 const POLICIES: usize = 16;
 
-/// Byte strings in one buffer.
-#[derive(Debug, Default)]
-struct Strings {
-    bytes: Vec<u8>,
-    ends: Vec<usize>,
-}
-
-impl Strings {
-    fn reserve(&mut self, count: usize, size: usize) {
-        self.bytes.reserve(size);
-        self.ends.reserve(count);
-    }
-
-    fn clear(&mut self) {
-        self.bytes.clear();
-        self.ends.clear();
-    }
-
-    fn end(&mut self) {
-        self.ends.push(self.bytes.len());
-    }
-
-    fn iter(&self) -> impl Iterator<Item = &[u8]> {
-        let mut start = 0;
-        self.ends
-            .iter()
-            .map(move |end| &self.bytes[mem::replace(&mut start, *end)..*end])
-    }
-}
-
-/// The start of the names of each identity of a check, which is made once: some values are hashed.
-struct Starts<'a> {
-    names: &'a Names,
-    bytes: Vec<u8>,
-    made: SmallVec<[(&'a Key, Range<usize>); 4]>,
-}
-
-impl<'a> Starts<'a> {
-    fn new(names: &'a Names, bytes: Vec<u8>) -> Self {
-        let made = SmallVec::new();
-        Self { names, bytes, made }
-    }
-
-    fn of(&mut self, key: &'a Key) -> &[u8] {
-        let is_it = |other: &Key| std::ptr::eq(other, key) || other == key;
-        if let Some((_, made)) = self.made.iter().find(|(other, _)| is_it(other)) {
-            return &self.bytes[made.clone()];
-        }
-        let start = self.bytes.len();
-        self.names.write_start(&mut self.bytes, key);
-        self.made.push((key, start..self.bytes.len()));
-        &self.bytes[start..]
-    }
-
-    fn clear(&mut self) {
-        self.bytes.clear();
-        self.made.clear();
-    }
-}
-
-/// Room for most names, and for the argument of a key.
-const TYPICAL_NAME: usize = 64;
-const TYPICAL_ARG: usize = 24;
+/// Room for the key of a block, and for a key with its argument.
+const TYPICAL_SIZE: usize = 160;
 /// Room for the policy that most calls have.
 const TYPICAL_POLICY: usize = 128;
 
@@ -242,108 +106,145 @@ impl Call {
         near_ms: u64,
         operations: &[Operation],
     ) -> Self {
-        let count = operations.len();
-        let spare = Spare::take();
-        let mut starts = Starts::new(names, spare.starts);
-        let mut call = Self {
-            keys: spare.keys,
-            blocks: spare.blocks,
-            args: spare.args,
+        let mut writer = Writer {
+            names,
+            bytes: Vec::with_capacity(operations.len() * TYPICAL_SIZE + TYPICAL_POLICY),
+            begun: 0,
+            keys: Places::new(),
+            blocks: Places::new(),
+            args: Places::new(),
             version: VERSION + if clock.is_some() { TIME_FOLLOWS } else { 0 },
             near_ms,
-            policies: spare.policies,
-            starts: Vec::new(),
-            written: spare.written,
+            policies: SmallVec::new(),
+            starts: SmallVec::new(),
         };
-        call.keys.reserve(count, count * TYPICAL_NAME);
-        call.blocks.reserve(count, count * TYPICAL_NAME);
-        let args = count * TYPICAL_ARG + TYPICAL_POLICY;
-        call.args.reserve(count + 1, args);
         for operation in operations {
-            match operation {
-                Operation::Check(check) => call.push_check(&mut starts, check, 1, |_| check),
-                Operation::CheckBatch(batch) => {
-                    call.push_check(&mut starts, batch.check(), batch.count(), |place| {
-                        batch.nth(place)
-                    });
-                }
-                Operation::Settle(settlement) => call.push_settlement(names, settlement),
-                Operation::Renew(slots) => call.push_slots(names, RENEW, slots),
-                Operation::Return(slots) => call.push_slots(names, RETURN, slots),
-                Operation::Reset { policy, key } => {
-                    call.push_charge(names, policy, key);
-                    call.push_task(Head::of(RESET), &[], NO_TAIL);
-                }
-                Operation::Block { key, request } => call.push_block(names, key, request),
-                Operation::Ban {
-                    key,
-                    strikes,
-                    request,
-                } => call.push_ban(names, key, *strikes, request),
-                Operation::Unblock { key } => {
-                    call.push_reset(names, BLOCKS, key);
-                    call.push_reset(names, STRIKES, key);
-                }
-                // The reply says so.
-                _ => {}
-            }
+            writer.push(operation);
         }
         if let Some(now_ms) = clock {
-            push_number(&mut call.args.bytes, now_ms, 6);
-            call.args.end();
+            push_number(&mut writer.bytes, now_ms, 6);
+            writer.end_arg();
         }
-        call.starts = starts.bytes;
-        call
+        Self {
+            by_hash: writer.cmd(),
+            has_keys: !writer.keys.is_empty(),
+        }
     }
 
     /// The key that says where the call belongs in a cluster; `None` when there is nothing to send.
     pub(in crate::store::redis) fn routing_key(&self) -> Option<&[u8]> {
-        self.keys.iter().next()
+        let simple = |arg| match arg {
+            Arg::Simple(arg) => Some(arg),
+            _ => None,
+        };
+        let key = self.by_hash.args_iter().nth(HEAD).and_then(simple);
+        key.filter(|_| self.has_keys)
     }
 
     /// The call by the script's hash, which a server that has not seen the script answers with `NOSCRIPT`.
-    pub(in crate::store::redis) fn by_hash(&self) -> Cmd {
-        self.cmd("EVALSHA", SCRIPT.get_hash())
+    pub(in crate::store::redis) const fn by_hash(&self) -> &Cmd {
+        &self.by_hash
     }
 
     /// The same call with the script itself.
     pub(in crate::store::redis) fn by_source(&self) -> Cmd {
-        self.cmd("EVAL", source())
+        let mut cmd = redis::cmd("EVAL");
+        cmd.arg(source());
+        for arg in self.by_hash.args_iter().skip(2) {
+            if let Arg::Simple(arg) = arg {
+                cmd.arg(arg);
+            }
+        }
+        cmd
     }
+}
 
-    fn cmd(&self, name: &str, script: &str) -> Cmd {
+/// The arguments of a command before the keys: its name, the script, and the number of keys.
+const HEAD: usize = 3;
+
+impl<'a> Writer<'a> {
+    fn cmd(&self) -> Cmd {
         let strings = [&self.keys, &self.blocks, &self.args];
-        let length: usize = strings.iter().map(|part| part.bytes.len()).sum();
-        let count = self.keys.ends.len() + self.blocks.ends.len();
-        let mut cmd = Cmd::with_capacity(4 + 2 * count, script.len() + length + 16);
-        cmd.arg(name).arg(script).arg(count);
-        for string in strings.into_iter().flat_map(Strings::iter) {
-            cmd.arg(string);
+        let count = self.keys.len() + self.blocks.len();
+        let mut cmd = Cmd::with_capacity(HEAD + count + self.args.len(), self.bytes.len() + 64);
+        cmd.arg("EVALSHA").arg(SCRIPT.get_hash()).arg(count);
+        for place in strings.into_iter().flatten() {
+            cmd.arg(&self.bytes[place.clone()]);
         }
         cmd
     }
 
+    fn end(&mut self) -> Range<usize> {
+        let place = self.begun..self.bytes.len();
+        self.begun = place.end;
+        place
+    }
+
+    fn end_key(&mut self) {
+        let place = self.end();
+        self.keys.push(place);
+    }
+
+    fn end_arg(&mut self) {
+        let place = self.end();
+        self.args.push(place);
+    }
+
+    fn push(&mut self, operation: &'a Operation) {
+        match operation {
+            Operation::Check(check) => self.push_check(check, 1, |_| check),
+            Operation::CheckBatch(batch) => {
+                self.push_check(batch.check(), batch.count(), |place| batch.nth(place));
+            }
+            Operation::Settle(settlement) => self.push_settlement(settlement),
+            Operation::Renew(slots) => self.push_slots(RENEW, slots),
+            Operation::Return(slots) => self.push_slots(RETURN, slots),
+            Operation::Reset { policy, key } => {
+                self.push_charge(policy, key);
+                self.push_task(Head::of(RESET), &[], NO_TAIL);
+            }
+            Operation::Block { key, request } => self.push_block(key, request),
+            Operation::Ban {
+                key,
+                strikes,
+                request,
+            } => self.push_ban(key, strikes, request),
+            Operation::Unblock { key } => {
+                self.push_reset(BLOCKS, key);
+                self.push_reset(STRIKES, key);
+            }
+            // The reply says so.
+            _ => {}
+        }
+    }
+
+    /// Writes the start of the names of an identity.
+    fn push_start(&mut self, key: &'a Key) {
+        let is_it = |other: &Key| std::ptr::eq(other, key) || other == key;
+        if let Some((_, made)) = self.starts.iter().find(|(other, _)| is_it(other)) {
+            return self.bytes.extend_from_within(made.clone());
+        }
+        let start = self.bytes.len();
+        self.names.write_start(&mut self.bytes, key);
+        self.starts.push((key, start..self.bytes.len()));
+    }
+
     /// `nth` returns the check at this index of `count` that differ in nothing but the ids of their slots.
-    fn push_check<'a>(
-        &mut self,
-        starts: &mut Starts<'a>,
-        check: &'a Check,
-        count: u16,
-        nth: impl Fn(u16) -> &'a Check + Copy,
-    ) {
+    fn push_check(&mut self, check: &'a Check, count: u16, nth: impl Fn(u16) -> &'a Check + Copy) {
         // Shadows follow their check; where all charges are shadows, they are sent as a check.
         let shadow = if check.charges().is_empty() {
             CHECK
         } else {
             SHADOW
         };
-        starts.clear();
+        self.starts.clear();
         let mut block_count = 0;
         if check.enforces_blocks() {
             for key in check.keys() {
-                self.blocks.bytes.extend_from_slice(starts.of(key));
-                self.blocks.bytes.extend_from_slice(BLOCKS.as_bytes());
-                self.blocks.end();
+                self.push_start(key);
+                self.bytes.extend_from_slice(BLOCKS.as_bytes());
+                let place = self.end();
+                self.blocks.push(place);
                 block_count += 1;
             }
         }
@@ -353,9 +254,9 @@ impl Call {
             (shadow, shadows_at, check.shadow_charges()),
         ] {
             for (place, charge) in charges.iter().enumerate() {
-                self.keys.bytes.extend_from_slice(starts.of(charge.key()));
-                write_policy(&mut self.keys.bytes, charge.policy());
-                self.keys.end();
+                self.push_start(charge.key());
+                write_policy(&mut self.bytes, charge.policy());
+                self.end_key();
                 let head = Head {
                     action: action + joined(place),
                     count: count.into(),
@@ -371,11 +272,11 @@ impl Call {
         }
     }
 
-    fn push_settlement(&mut self, names: &Names, settlement: &Settlement) {
+    fn push_settlement(&mut self, settlement: &'a Settlement) {
         let charges = settlement.check().charges().iter().enumerate();
         let charged = settlement.usage().policies().zip(settlement.costs());
         for ((place, charge), (usage, cost)) in charges.zip(charged) {
-            self.push_charge(names, charge.policy(), charge.key());
+            self.push_charge(charge.policy(), charge.key());
             let action = if *cost < charge.cost() { TAKE } else { ADD } + joined(place);
             let units = cost.abs_diff(charge.cost());
             let steps = usage.rules().iter().map(|rule| {
@@ -391,9 +292,9 @@ impl Call {
         }
     }
 
-    fn push_slots(&mut self, names: &Names, action: u8, slots: &Slots) {
+    fn push_slots(&mut self, action: u8, slots: &'a Slots) {
         let charge = slots.charge();
-        self.push_charge(names, charge.policy(), charge.key());
+        self.push_charge(charge.policy(), charge.key());
         let head = Head {
             count: slots.ids().len(),
             ..Head::of(action)
@@ -402,22 +303,22 @@ impl Call {
         self.push_task(head, charge.policy().rules(), ids);
     }
 
-    fn push_reset(&mut self, names: &Names, policy: &str, key: &Key) {
-        self.push_key(names, policy, key);
+    fn push_reset(&mut self, policy: &str, key: &Key) {
+        self.push_key(policy, key);
         self.push_task(Head::of(RESET), &[], NO_TAIL);
     }
 
-    fn push_block(&mut self, names: &Names, key: &Key, request: &BlockRequest) {
+    fn push_block(&mut self, key: &Key, request: &BlockRequest) {
         let (action, ms) = match request.until().ms() {
             UntilMs::After(ms) => (BLOCK_FOR, ms),
             UntilMs::At(ms) => (BLOCK_UNTIL, ms),
         };
-        self.push_key(names, BLOCKS, key);
+        self.push_key(BLOCKS, key);
         self.push_head(Head {
             units: ms,
             ..Head::of(action)
         });
-        let arg = &mut self.args.bytes;
+        let arg = &mut self.bytes;
         let (policy, rules, times_ms) = ([0, 0], 0, request.times_ms());
         arg.extend(policy);
         arg.push(rules);
@@ -427,32 +328,29 @@ impl Call {
         }
         arg.extend([request.source().code(), VERSION]);
         request.details().write_texts(arg);
-        self.args.end();
+        self.end_arg();
     }
 
     /// The block, and the strikes that it needs and, if their count is 0, forgets.
-    fn push_ban(&mut self, names: &Names, key: &Key, strikes: Rule, request: &BlockRequest) {
-        self.push_block(names, key, request);
-        self.push_key(names, STRIKES, key);
+    fn push_ban(&mut self, key: &Key, strikes: &'a Rule, request: &BlockRequest) {
+        self.push_block(key, request);
+        self.push_key(STRIKES, key);
         self.push_head(Head {
             count: request.keeps_strikes().into(),
             ..Head::of(RESET + JOINED)
         });
-        // The address of these rules will be that of others.
-        if let Some(part) = self.push_policy_once(&[strikes], NOWHERE) {
-            push_number(&mut self.args.bytes, part.into(), 2);
-        }
-        self.args.end();
+        self.push_policy_once(slice::from_ref(strikes));
+        self.end_arg();
     }
 
-    fn push_charge(&mut self, names: &Names, policy: &Policy, key: &Key) {
-        names.write_charge(&mut self.keys.bytes, policy, key);
-        self.keys.end();
+    fn push_charge(&mut self, policy: &Policy, key: &Key) {
+        self.names.write_charge(&mut self.bytes, policy, key);
+        self.end_key();
     }
 
-    fn push_key(&mut self, names: &Names, policy: &str, key: &Key) {
-        names.write(&mut self.keys.bytes, policy, key);
-        self.keys.end();
+    fn push_key(&mut self, policy: &str, key: &Key) {
+        self.names.write(&mut self.bytes, policy, key);
+        self.end_key();
     }
 
     fn push_head(&mut self, head: Head) {
@@ -462,147 +360,41 @@ impl Call {
         bytes[2..6].copy_from_slice(&(head.count as u64).to_le_bytes()[..4]);
         bytes[6..13].copy_from_slice(&head.units.to_le_bytes()[..7]);
         bytes[13] = head.block_count;
-        self.args.bytes.extend_from_slice(&bytes);
+        self.bytes.extend_from_slice(&bytes);
     }
 
-    /// `rules` live as long as the operations. `tail` follows the policy: the ends of the charged steps, or the ids of slots.
+    /// `tail` follows the policy: the ends of the charged steps, or the ids of slots.
     fn push_task<const SIZE: usize>(
         &mut self,
         head: Head,
-        rules: &[Rule],
+        rules: &'a [Rule],
         tail: impl IntoIterator<Item = [u8; SIZE]>,
     ) {
         self.push_head(head);
-        let address = rules.as_ptr().addr();
-        let same = self.policies.iter().find(|it| it.address == address);
-        let part = same.map(|it| it.part);
-        let part = part.or_else(|| self.push_policy_once(rules, address));
-        if let Some(part) = part {
-            push_number(&mut self.args.bytes, part.into(), 2);
-        }
+        self.push_policy_once(rules);
         for bytes in tail {
-            self.args.bytes.extend(bytes);
+            self.bytes.extend_from_slice(&bytes);
         }
-        self.args.end();
+        self.end_arg();
     }
 
-    /// Sends a policy with this part, unless an earlier part has an equal one: then returns the number of that part.
-    fn push_policy_once(&mut self, rules: &[Rule], address: usize) -> Option<u16> {
-        let at = self.args.bytes.len();
-        push_number(&mut self.args.bytes, 0, 2); // this part has the policy
-        let policy_at = self.args.bytes.len();
-        self.push_policy(rules);
-        let (before, policy) = self.args.bytes.split_at(policy_at);
-        let is_it = |it: &&Sent| before.get(it.bytes.clone()) == Some(policy);
-        if let Some(part) = self.policies.iter().find(is_it).map(|it| it.part) {
-            self.args.bytes.truncate(at);
-            return Some(part);
+    /// Sends a policy with this part, or names the earlier part that has an equal one.
+    fn push_policy_once(&mut self, rules: &'a [Rule]) {
+        let mut policies = self.policies.iter();
+        let same = policies.find(|(_, other)| std::ptr::eq(*other, rules) || *other == rules);
+        let earlier = same.map_or(0, |(part, _)| *part); // 0: this part has the policy
+        push_number(&mut self.bytes, earlier.into(), 2);
+        if earlier > 0 {
+            return;
         }
-        if let Ok(part) = u16::try_from(self.args.ends.len() + 1) {
+        push_policy(&mut self.bytes, rules, self.near_ms);
+        if let Ok(part) = u16::try_from(self.args.len() + 1) {
             if self.policies.len() == POLICIES {
                 self.policies.remove(0);
             }
-            let bytes = policy_at..self.args.bytes.len();
-            self.policies.push(Sent {
-                part,
-                bytes,
-                address,
-            });
-        }
-        None
-    }
-
-    fn push_policy(&mut self, rules: &[Rule]) {
-        let arg = &mut self.args.bytes;
-        let count = rules.len() as u64; // a policy has at most 16
-        if rules.is_empty() {
-            return push_number(arg, count, 1);
-        }
-        if self.written.rules == rules {
-            return arg.extend_from_slice(&self.written.bytes);
-        }
-        let start = arg.len();
-        push_number(arg, count, 1);
-        let specs = rules.iter().map(Spec::of);
-        let labels: SmallVec<[_; 16]> = specs.clone().map(label).collect();
-        let sizes: SmallVec<[_; 16]> = specs.map(body_size).collect();
-        push_number(arg, class(rules).into(), 1);
-        push_number(arg, mark(&labels), 6);
-        push_number(arg, last_read(rules, sizes[0]), 2);
-        for rule in rules {
-            push_number(arg, rule.limit(), 7);
-        }
-        for (label, size) in labels.iter().zip(&sizes) {
-            push_number(arg, label[0], 6);
-            push_number(arg, label[1], 6);
-            push_number(arg, *size, 4);
-        }
-        push_number(arg, count, 1);
-        arg.push(VERSION);
-        for calendar in rules.iter().filter_map(Rule::in_calendar) {
-            let boundaries = calendar.boundaries_ms(self.near_ms, AROUND_MS);
-            push_number(arg, boundaries.len() as u64, 1);
-            for boundary in boundaries {
-                push_number(arg, boundary, 6);
-            }
-        }
-        // The periods of a calendar are sent around the present.
-        if rules.iter().all(|rule| rule.in_calendar().is_none()) {
-            let Written { rules: last, bytes } = &mut self.written;
-            last.clear();
-            last.extend_from_slice(rules);
-            bytes.clear();
-            bytes.extend_from_slice(&arg[start..]);
+            self.policies.push((part, rules));
         }
     }
-}
-
-/// How the fast path decides under a policy: 0 if it leaves that to the plain script.
-fn class(rules: &[Rule]) -> u8 {
-    const STEPS: u8 = 1;
-    const STEPS_AND_CALENDARS: u8 = 2;
-    const BUCKETS: u8 = 3;
-    const SLOTS: u8 = 4;
-
-    let of = |rule: &Rule| match Spec::of(rule) {
-        Spec::Steps(spec) if !matches!(Places::of(spec), Places::Queue) => STEPS,
-        Spec::Steps(_) => 0,
-        Spec::Calendar(_) => STEPS_AND_CALENDARS,
-        Spec::Bucket(_) => BUCKETS,
-        Spec::Concurrency(_) => SLOTS,
-    };
-    let (least, most) = rules
-        .iter()
-        .map(of)
-        .fold((u8::MAX, 0), |(least, most), class| {
-            (class.min(least), class.max(most))
-        });
-    match (least, most) {
-        (STEPS, STEPS_AND_CALENDARS) => STEPS_AND_CALENDARS,
-        _ if least == most => least,
-        _ => 0,
-    }
-}
-
-/// The bytes of the totals that a new section has.
-fn body_size(spec: Spec) -> u64 {
-    match spec {
-        Spec::Steps(spec) => match Places::of(spec) {
-            Places::Ring(places) => 2 * places.get(),
-            Places::None | Places::Queue => 0,
-        },
-        _ => 0,
-    }
-}
-
-/// The last byte of a value, from 0, that the fast path reads first: as much as has the totals of the first rule, or all
-/// buckets, and the front of three rules.
-fn last_read(rules: &[Rule], first_size: u64) -> u64 {
-    let (front, count_size, head) = (43, 7, 13);
-    let count = rules.len() as u64;
-    let is_bucket = rules[0].refill().is_some();
-    let others = if is_bucket { (count - 1) * head } else { 0 };
-    (front + count * count_size + others + first_size).max(front + 3 * count_size) - 1
 }
 
 /// The first fields of an argument, behind the version.
@@ -643,10 +435,4 @@ fn most_admitted(charge: &Charge, count: u16) -> u16 {
 
 fn joined(place: usize) -> u8 {
     if place == 0 { 0 } else { JOINED }
-}
-
-/// The lowest byte first.
-#[inline]
-pub(in crate::store::redis) fn push_number(bytes: &mut Vec<u8>, number: u64, size: usize) {
-    bytes.extend_from_slice(&number.to_le_bytes()[..size]);
 }

@@ -1,0 +1,96 @@
+//! The policy in an argument of the script, as `lua/README.md` describes it.
+
+use smallvec::SmallVec;
+
+use super::{
+    VERSION,
+    label::{Places, label, mark},
+    push_number,
+};
+use crate::domain::{rule::Rule, window::Spec};
+
+/// How far around a time to send the periods of the calendar: the server's clock is hardly further away.
+const AROUND_MS: u64 = 48 * 3_600_000;
+
+/// How the fast path decides under a rule, and the bytes of the totals that a new section has.
+struct Part {
+    label: [u64; 2],
+    class: u8,
+    size: u64,
+}
+
+/// The classes of rules, and of policies: 0 leaves the decision to the plain script.
+const STEPS: u8 = 1;
+const STEPS_AND_CALENDARS: u8 = 2;
+const BUCKETS: u8 = 3;
+const SLOTS: u8 = 4;
+
+impl Part {
+    fn of(rule: &Rule) -> Self {
+        let spec = Spec::of(rule);
+        let (class, size) = match spec {
+            Spec::Steps(spec) => match Places::of(spec) {
+                Places::None => (STEPS, 0),
+                Places::Ring(places) => (STEPS, 2 * places.get()),
+                Places::Queue => (0, 0),
+            },
+            Spec::Calendar(_) => (STEPS_AND_CALENDARS, 0),
+            Spec::Bucket(_) => (BUCKETS, 0),
+            Spec::Concurrency(_) => (SLOTS, 0),
+        };
+        let label = label(spec);
+        Self { label, class, size }
+    }
+}
+
+/// Sends the periods of the calendar around a time.
+pub(super) fn push_policy(arg: &mut Vec<u8>, rules: &[Rule], near_ms: u64) {
+    let count = rules.len() as u64; // a policy has at most 16
+    push_number(arg, count, 1);
+    if rules.is_empty() {
+        return;
+    }
+    let parts: SmallVec<[Part; 4]> = rules.iter().map(Part::of).collect();
+    let labels: SmallVec<[_; 4]> = parts.iter().map(|part| part.label).collect();
+    push_number(arg, class(&parts).into(), 1);
+    push_number(arg, mark(&labels), 6);
+    push_number(arg, last_read(rules, parts[0].size), 2);
+    for rule in rules {
+        push_number(arg, rule.limit(), 7);
+    }
+    for part in &parts {
+        // 48 bits for each number of the label, and 32 for the size.
+        let [first, second] = part.label.map(u128::from);
+        let bits = first | second << 48 | u128::from(part.size) << 96;
+        arg.extend_from_slice(&bits.to_le_bytes());
+    }
+    push_number(arg, count, 1);
+    arg.push(VERSION);
+    for calendar in rules.iter().filter_map(Rule::in_calendar) {
+        let boundaries = calendar.boundaries_ms(near_ms, AROUND_MS);
+        push_number(arg, boundaries.len() as u64, 1);
+        for boundary in boundaries {
+            push_number(arg, boundary, 6);
+        }
+    }
+}
+
+fn class(parts: &[Part]) -> u8 {
+    let classes = || parts.iter().map(|part| part.class);
+    let (least, most) = (classes().min().unwrap_or(0), classes().max().unwrap_or(0));
+    match (least, most) {
+        (STEPS, STEPS_AND_CALENDARS) => STEPS_AND_CALENDARS,
+        _ if least == most => least,
+        _ => 0,
+    }
+}
+
+/// The last byte of a value, from 0, that the fast path reads first: as much as has the totals of the first rule, or all
+/// buckets, and the front of three rules.
+fn last_read(rules: &[Rule], first_size: u64) -> u64 {
+    let (front, count_size, head) = (43, 7, 13);
+    let count = rules.len() as u64;
+    let is_bucket = rules[0].refill().is_some();
+    let others = if is_bucket { (count - 1) * head } else { 0 };
+    (front + count * count_size + others + first_size).max(front + 3 * count_size) - 1
+}
