@@ -221,6 +221,20 @@ impl Limiter {
         // From before the call: a slot may be released so long after.
         let takes_slots = check.takes_slots();
         asked.slots = takes_slots.then(|| Box::new(Unanswered::new(self, &check)));
+        self.call(kind, check, asked, repeated, time_of_try)
+    }
+
+    /// Calls the store, or takes the denial that is repeated.
+    #[inline]
+    fn call(
+        &self,
+        kind: CallKind,
+        check: Check,
+        asked: Asked,
+        repeated: Option<Decision>,
+        time_of_try: Option<Duration>,
+    ) -> MaybeReady<Resolution> {
+        let inner = &self.inner;
         // Identities that are only looked up for blocks are charged 0 units, in the same store call.
         let charged = check.with_look_ups_charged();
         let begin = |store: &dyn Store| store.check(charged.as_ref().unwrap_or(&check));
@@ -300,14 +314,7 @@ impl Limiter {
                 Resolution::Decided(decision)
             }
             Err(error) => {
-                let inner = &self.inner;
-                let fallen_back =
-                    inner
-                        .fallback
-                        .resolve(kind, check, &error, &inner.memory.refusals);
-                let (resolution, outcome) = fallen_back;
-                let call = CallInfo::new(kind, check);
-                self.events().error(call, &error, outcome, timing);
+                let resolution = self.fall_back(kind, check, &error, timing);
                 match late {
                     Some(late) => resolution.with_late(check, late),
                     None => resolution,
@@ -331,6 +338,21 @@ impl Limiter {
         if let Some(slots) = &mut slots {
             slots.answered();
         }
+        resolution
+    }
+
+    /// Follows the failure policy.
+    fn fall_back(
+        &self,
+        kind: CallKind,
+        check: &Check,
+        error: &StoreError,
+        timing: Option<Timing>,
+    ) -> Resolution {
+        let (fallback, refusals) = (&self.inner.fallback, &self.inner.memory.refusals);
+        let (resolution, outcome) = fallback.resolve(kind, check, error, refusals);
+        let call = CallInfo::new(kind, check);
+        self.events().error(call, error, outcome, timing);
         resolution
     }
 

@@ -129,18 +129,13 @@ where
             let next = match this.state.as_mut().project() {
                 StateProj::Deciding { undecided } => {
                     let waiting = present(undecided);
-                    let admission = &mut waiting.admission;
-                    let admitted = ready!(admission.poll(&settings.config, &waiting.head, cx));
-                    let Undecided {
-                        mut service,
-                        head,
-                        body,
-                        ..
-                    } = *taken(undecided);
+                    let admitted =
+                        ready!(waiting.admission.poll(&settings.config, &waiting.head, cx));
+                    let mut it = *taken(undecided);
                     match admitted {
-                        Ok(pass) => serve(settings, &mut service, head, body, pass),
+                        Ok(pass) => serve(settings, &mut it.service, it.head, it.body, pass),
                         Err(rejection) => {
-                            let response = this.shared.reject(rejection, &head);
+                            let response = this.shared.reject(rejection, &it.head);
                             return Poll::Ready(Ok(E::follow(response, None)));
                         }
                     }
@@ -153,54 +148,59 @@ where
                     admitted,
                     ending,
                 } => {
-                    let mut response = match ready!(response.poll(cx)) {
-                        Ok(response) => response,
-                        Err(error) => {
-                            *ending = None;
-                            return Poll::Ready(Err(error));
+                    let response = ready!(response.poll(cx)).inspect_err(|_| *ending = None)?;
+                    match answered(settings, response, admitted, ending) {
+                        Ok(response) => {
+                            return Poll::Ready(Ok(E::follow(response, ending.take())));
                         }
-                    };
-                    let mut settles = false;
-                    if let (Some(cost_of), Some(ending)) =
-                        (&settings.settle.cost_of, ending.as_mut())
-                    {
-                        let (head, body) = response.into_parts();
-                        // `ending` is still in the state, so that a panic in your closure counts as no response.
-                        settles = ending.settle_early(|charge| cost_of(&head, charge));
-                        response = Response::from_parts(head, body);
-                    }
-                    settings.see_cost(&mut response, admitted.as_ref());
-                    if let Some(ending) = ending {
-                        ending.answered(&response);
-                    }
-                    if !settles {
-                        if let Some(admitted) = admitted {
-                            settings.complete(&mut response, admitted, None);
-                        }
-                        return Poll::Ready(Ok(E::follow(response, ending.take())));
-                    }
-                    State::Settling {
-                        unsettled: Some(Box::new(Unsettled {
-                            response,
-                            admitted: taken(admitted),
-                            ending: taken(ending),
-                        })),
+                        Err(unsettled) => State::Settling {
+                            unsettled: Some(unsettled),
+                        },
                     }
                 }
                 StateProj::Settling { unsettled } => {
                     let waiting = present(unsettled);
-                    let usage = ready!(waiting.ending.poll_settled(cx));
-                    let settled = usage.map(Decision::Allowed);
+                    let settled = ready!(waiting.ending.poll_settled(cx)).map(Decision::Allowed);
                     settings.complete(&mut waiting.response, &waiting.admitted, settled);
-                    let Unsettled {
-                        response, ending, ..
-                    } = *taken(unsettled);
-                    return Poll::Ready(Ok(E::follow(response, Some(ending))));
+                    let it = *taken(unsettled);
+                    return Poll::Ready(Ok(E::follow(it.response, Some(it.ending))));
                 }
             };
             this.state.set(next);
         }
     }
+}
+
+/// Completes the inner service's response, unless a settlement has to be waited for.
+#[inline]
+fn answered<T>(
+    settings: &Settings,
+    mut response: Response<T>,
+    admitted: &mut Option<Decisions>,
+    ending: &mut Option<Ending>,
+) -> Result<Response<T>, Box<Unsettled<Response<T>>>> {
+    let mut settles = false;
+    if let (Some(cost_of), Some(ending)) = (&settings.settle.cost_of, ending.as_mut()) {
+        let (head, body) = response.into_parts();
+        // `ending` is still in the state, so that a panic in your closure counts as no response.
+        settles = ending.settle_early(|charge| cost_of(&head, charge));
+        response = Response::from_parts(head, body);
+    }
+    settings.see_cost(&mut response, admitted.as_ref());
+    if let Some(ending) = ending {
+        ending.answered(&response);
+    }
+    if settles {
+        return Err(Box::new(Unsettled {
+            response,
+            admitted: taken(admitted),
+            ending: taken(ending),
+        }));
+    }
+    if let Some(admitted) = admitted {
+        settings.complete(&mut response, admitted, None);
+    }
+    Ok(response)
 }
 
 fn present<T>(value: &mut Option<T>) -> &mut T {

@@ -388,10 +388,10 @@ fn count_wait(call: &CallInfo<'_>, waited: Option<Duration>) {
     }
 }
 
-impl Observer for MetricsObserver {
-    fn on_event(&self, event: &Event<'_>) {
+impl MetricsObserver {
+    /// Counts the end of a call of the store.
+    fn count_call(&self, event: &Event<'_>) {
         match event {
-            Event::Policy(policy) => start_policy_at_zero(policy),
             Event::Decision {
                 call,
                 timing,
@@ -432,6 +432,18 @@ impl Observer for MetricsObserver {
                 };
                 count_settlement(call, settlement);
             }
+            _ => {}
+        }
+    }
+}
+
+impl Observer for MetricsObserver {
+    fn on_event(&self, event: &Event<'_>) {
+        match event {
+            Event::Policy(policy) => start_policy_at_zero(policy),
+            Event::Decision { .. } | Event::Completion { .. } | Event::Error { .. } => {
+                self.count_call(event);
+            }
             Event::BreakerOpened { .. } => count_switch("open", 1.0),
             Event::BreakerClosed => count_switch("closed", -1.0),
             Event::MissingKey {
@@ -439,12 +451,11 @@ impl Observer for MetricsObserver {
                 error,
                 outcome,
                 ..
-            } => {
-                no_key(*policy, error.kind(), *outcome).increment(1);
-            }
+            } => no_key(*policy, error.kind(), *outcome).increment(1),
             Event::Blocked { policy, source } => {
                 let policy = policy.map_or("", Policy::name).to_owned();
-                counter!(BLOCKED, "policy" => policy, "by" => source.map_or(DENY_LIST, BlockedBy::as_str)).increment(1);
+                let by = source.map_or(DENY_LIST, BlockedBy::as_str);
+                counter!(BLOCKED, "policy" => policy, "by" => by).increment(1);
             }
             Event::NearLimit { policy, rule } => {
                 by_rule(NEAR, policy, rule.rule(), policy.is_shadow()).increment(1);

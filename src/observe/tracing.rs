@@ -11,10 +11,12 @@ use std::{
 use tokio::time::{Duration, Instant};
 use tracing::{Level, Span, debug, debug_span, event_enabled, trace, warn};
 
-use super::{CallInfo, Event, Observer, PollScope, event::DENY_LIST};
+use super::{
+    CallInfo, DecisionView, Event, Observer, PollScope, RequestOutcome, Timing, event::DENY_LIST,
+};
 use crate::domain::{
     block::BlockedBy,
-    error::StoreErrorKind,
+    error::{StoreError, StoreErrorKind},
     policy::Policy,
     rule::{micros, millis},
 };
@@ -108,6 +110,62 @@ impl TracingObserver {
     }
 }
 
+impl TracingObserver {
+    fn decided(&self, call: &CallInfo<'_>, timing: Timing, decision: DecisionView<'_>) {
+        let (shadow, local) = (call.shadow, decision.is_local());
+        // An answer without a call says nothing about the store.
+        self.answered(local || decision.0.usage().spares_call());
+        let latency_us = micros(timing.latency);
+        match decision.denied_by() {
+            None => {
+                trace!(target: "sluicegate", policies = %call.names(), shadow, local, latency_us, "allowed");
+            }
+            Some((policy, usage)) => debug!(
+                target: "sluicegate",
+                policy = policy.name(),
+                rule = %usage.rule(),
+                shadow,
+                local,
+                cached = decision.is_cached(),
+                retry_after_ms = usage.retry_after().map(millis),
+                latency_us,
+                "denied"
+            ),
+        }
+    }
+
+    fn failed(
+        &self,
+        call: &CallInfo<'_>,
+        timing: Timing,
+        error: &StoreError,
+        outcome: RequestOutcome,
+    ) {
+        if error.kind() == StoreErrorKind::CircuitOpen
+            || !event_enabled!(target: "sluicegate", Level::WARN)
+        {
+            return;
+        }
+        // One warning stands for many failures: a failing store fails every request.
+        let Some(suppressed) = self.suppressed(error.kind()) else {
+            return;
+        };
+        warn!(
+            target: "sluicegate",
+            call = call.kind.as_str(),
+            policies = %call.names(),
+            shadow = call.shadow,
+            kind = error.kind().as_str(),
+            %error,
+            cause = error.source().map(ToString::to_string),
+            outcome = outcome.as_str(),
+            latency_us = micros(timing.latency),
+            suppressed,
+            "failed"
+        );
+    }
+}
+
 impl Observer for TracingObserver {
     fn on_call(&self, call: &CallInfo<'_>) -> Option<Box<dyn PollScope>> {
         let span = debug_span!(
@@ -127,58 +185,14 @@ impl Observer for TracingObserver {
                 call,
                 timing,
                 decision,
-            } => {
-                let (shadow, local) = (call.shadow, decision.is_local());
-                // An answer without a call says nothing about the store.
-                self.answered(local || decision.0.usage().spares_call());
-                let latency_us = micros(timing.latency);
-                match decision.denied_by() {
-                    None => {
-                        trace!(target: "sluicegate", policies = %call.names(), shadow, local, latency_us, "allowed");
-                    }
-                    Some((policy, usage)) => debug!(
-                        target: "sluicegate",
-                        policy = policy.name(),
-                        rule = %usage.rule(),
-                        shadow,
-                        local,
-                        cached = decision.is_cached(),
-                        retry_after_ms = usage.retry_after().map(millis),
-                        latency_us,
-                        "denied"
-                    ),
-                }
-            }
+            } => self.decided(call, *timing, *decision),
             Event::Completion { local, .. } => self.answered(*local),
             Event::Error {
                 call,
                 timing,
                 error,
                 outcome,
-            } => {
-                if error.kind() == StoreErrorKind::CircuitOpen
-                    || !event_enabled!(target: "sluicegate", Level::WARN)
-                {
-                    return;
-                }
-                // One warning stands for many failures: a failing store fails every request.
-                let Some(suppressed) = self.suppressed(error.kind()) else {
-                    return;
-                };
-                warn!(
-                    target: "sluicegate",
-                    call = call.kind.as_str(),
-                    policies = %call.names(),
-                    shadow = call.shadow,
-                    kind = error.kind().as_str(),
-                    %error,
-                    cause = error.source().map(ToString::to_string),
-                    outcome = outcome.as_str(),
-                    latency_us = micros(timing.latency),
-                    suppressed,
-                    "failed"
-                );
-            }
+            } => self.failed(call, *timing, error, *outcome),
             Event::MissingKey {
                 policy,
                 shadow,

@@ -249,65 +249,46 @@ const UNKNOWN: &str = "the Redis server answered with an error";
 
 fn of_server(code: &str) -> (StoreErrorKind, &'static str) {
     use StoreErrorKind::{AccessDenied, Protocol, Refused, Unavailable};
+    let kind = match code {
+        "LOADING" | "BUSY" | "OOM" | CAPACITY | "MISCONF" | "READONLY" | "MASTERDOWN"
+        | "NOREPLICAS" | "CLUSTERDOWN" | "TRYAGAIN" | "MOVED" | "ASK" | QUOTA => Refused,
+        FULL | UPSTREAM | NO_UPSTREAM => Unavailable,
+        NO_DATABASE | "NOAUTH" | "WRONGPASS" | "DENIED" | "NOPROTO" | "NOPERM" | "NOCLUSTER"
+        | FORBIDDEN => AccessDenied,
+        _ => Protocol,
+    };
+    (kind, text_of_server(code))
+}
+
+fn text_of_server(code: &str) -> &'static str {
     match code {
-        "LOADING" => (Refused, "the Redis server is loading its data"),
-        "BUSY" => (Refused, "the Redis server is busy running a script"),
-        "OOM" | CAPACITY => (Refused, "the Redis server is out of memory"),
-        "MISCONF" => (
-            Refused,
-            "the Redis server cannot save its data and refuses writes",
-        ),
-        "READONLY" => (Refused, "the Redis server is a read-only replica"),
-        "MASTERDOWN" => (
-            Refused,
-            "the Redis server is a replica that has lost its primary",
-        ),
-        "NOREPLICAS" => (
-            Refused,
-            "the Redis server has too few replicas to accept writes",
-        ),
+        "LOADING" => "the Redis server is loading its data",
+        "BUSY" => "the Redis server is busy running a script",
+        "OOM" | CAPACITY => "the Redis server is out of memory",
+        "MISCONF" => "the Redis server cannot save its data and refuses writes",
+        "READONLY" => "the Redis server is a read-only replica",
+        "MASTERDOWN" => "the Redis server is a replica that has lost its primary",
+        "NOREPLICAS" => "the Redis server has too few replicas to accept writes",
         "CLUSTERDOWN" | "TRYAGAIN" | "MOVED" | "ASK" => {
-            (Refused, "the Redis cluster cannot serve this slot now")
+            "the Redis cluster cannot serve this slot now"
         }
-        FULL => (
-            Unavailable,
-            "the Redis server has no room for a further connection",
-        ),
-        QUOTA => (
-            Refused,
-            "the Redis service refuses all requests, since its quota is used up",
-        ),
-        UPSTREAM | NO_UPSTREAM => (Unavailable, "the proxy cannot reach its Redis server"),
-        NO_DATABASE => (AccessDenied, "the Redis server has no such database"),
-        "NOAUTH" => (AccessDenied, "the Redis server wants a password"),
-        "WRONGPASS" => (
-            AccessDenied,
-            "the Redis server refuses this user or password",
-        ),
-        "DENIED" => (
-            AccessDenied,
-            "the Redis server is in protected mode, and wants a password for other machines",
-        ),
-        "NOPROTO" => (AccessDenied, "the Redis server does not speak RESP3"),
-        "NOPERM" => (
-            AccessDenied,
-            "the Redis user lacks rights that this store needs",
-        ),
-        "CROSSSLOT" => (
-            Protocol,
-            "the keys of one call are in different slots of the Redis cluster",
-        ),
-        "WRONGTYPE" => (
-            Protocol,
-            "a key holds a value of another type, not written by this crate",
-        ),
-        "NOCLUSTER" => (AccessDenied, "the Redis server is not of a cluster"),
-        "NOSCRIPT" => (Protocol, "the Redis server does not keep the script"),
-        FORBIDDEN => (
-            AccessDenied,
-            "the Redis server forbids a command that this store needs",
-        ),
-        _ => (Protocol, UNKNOWN),
+        FULL => "the Redis server has no room for a further connection",
+        QUOTA => "the Redis service refuses all requests, since its quota is used up",
+        UPSTREAM | NO_UPSTREAM => "the proxy cannot reach its Redis server",
+        NO_DATABASE => "the Redis server has no such database",
+        "NOAUTH" => "the Redis server wants a password",
+        "WRONGPASS" => "the Redis server refuses this user or password",
+        "DENIED" => {
+            "the Redis server is in protected mode, and wants a password for other machines"
+        }
+        "NOPROTO" => "the Redis server does not speak RESP3",
+        "NOPERM" => "the Redis user lacks rights that this store needs",
+        "CROSSSLOT" => "the keys of one call are in different slots of the Redis cluster",
+        "WRONGTYPE" => "a key holds a value of another type, not written by this crate",
+        "NOCLUSTER" => "the Redis server is not of a cluster",
+        "NOSCRIPT" => "the Redis server does not keep the script",
+        FORBIDDEN => "the Redis server forbids a command that this store needs",
+        _ => UNKNOWN,
     }
 }
 
