@@ -61,7 +61,8 @@ const TIME_FOLLOWS: u8 = 128;
 #[derive(Debug)]
 pub(in crate::store::redis) struct Call {
     by_hash: Cmd,
-    has_keys: bool,
+    bytes: Vec<u8>,
+    first_key: Option<Range<usize>>,
 }
 
 /// Where strings stand in the bytes of a call. Most calls have few.
@@ -127,18 +128,14 @@ impl Call {
         }
         Self {
             by_hash: writer.cmd(),
-            has_keys: !writer.keys.is_empty(),
+            first_key: writer.keys.first().cloned(),
+            bytes: writer.bytes,
         }
     }
 
     /// The key that says where the call belongs in a cluster; `None` when there is nothing to send.
     pub(in crate::store::redis) fn routing_key(&self) -> Option<&[u8]> {
-        let simple = |arg| match arg {
-            Arg::Simple(arg) => Some(arg),
-            _ => None,
-        };
-        let key = self.by_hash.args_iter().nth(HEAD).and_then(simple);
-        key.filter(|_| self.has_keys)
+        Some(&self.bytes[self.first_key.clone()?])
     }
 
     /// The call by the script's hash, which a server that has not seen the script answers with `NOSCRIPT`.
@@ -159,14 +156,11 @@ impl Call {
     }
 }
 
-/// The arguments of a command before the keys: its name, the script, and the number of keys.
-const HEAD: usize = 3;
-
 impl<'a> Writer<'a> {
     fn cmd(&self) -> Cmd {
         let strings = [&self.keys, &self.blocks, &self.args];
         let count = self.keys.len() + self.blocks.len();
-        let mut cmd = Cmd::with_capacity(HEAD + count + self.args.len(), self.bytes.len() + 64);
+        let mut cmd = Cmd::with_capacity(3 + count + self.args.len(), self.bytes.len() + 64);
         cmd.arg("EVALSHA").arg(SCRIPT.get_hash()).arg(count);
         for place in strings.into_iter().flatten() {
             cmd.arg(&self.bytes[place.clone()]);
