@@ -10,14 +10,16 @@
 //! cluster than the block, so separate commands write it: just before a block, and after an unblock that succeeded. A
 //! crash in between leaves an extra identity, which is not listed and expires. An error here changes no block.
 
-use std::time::Duration;
+use std::{
+    future::poll_fn,
+    pin::{Pin, pin},
+    time::Duration,
+};
 
 use redis::Cmd;
-use tokio::{runtime::Handle, sync::oneshot, time::timeout};
 
 use super::{
-    RedisStore, background,
-    connection::within,
+    RedisStore,
     error::store_error,
     reports::{look, send_all},
 };
@@ -31,6 +33,7 @@ use crate::{
         operation::{Operation, Reply},
     },
     store::StoreFuture,
+    timer::within,
     warning::{self, Quiet},
 };
 
@@ -39,9 +42,6 @@ const SLACK_MS: u64 = 3_600_000;
 
 /// How long the index may hold up a call: half of the default timeout of limiters.
 const PATIENCE: Duration = Duration::from_millis(50);
-
-/// How long the commands to the index may take after that, such as for a new connection.
-const LATEST: Duration = Duration::from_secs(1);
 
 /// What the operations of a call change in the index.
 pub(super) struct IndexUpdate {
@@ -81,15 +81,21 @@ impl RedisStore {
         }
         let (store, sent) = (self.clone(), answer.sent().cloned());
         let both = StoreFuture::pending(async move {
-            if index.look.is_some() {
-                index.write(store).await;
-                return answer.await;
+            if index.look.is_none() {
+                let answer = answer.await;
+                if answer.as_ref().is_ok_and(is_done) {
+                    within(PATIENCE, index.write(store)).await;
+                }
+                return answer;
             }
-            let answer = answer.await;
-            if answer.as_ref().is_ok_and(is_done) {
-                index.write(store).await;
-            }
-            answer
+            let mut write = pin!(index.write(store));
+            let mut is_written = within(PATIENCE, write.as_mut()).await.is_some();
+            // Written late, an identity is listed all the same.
+            poll_fn(|cx| {
+                is_written = is_written || write.as_mut().poll(cx).is_ready();
+                Pin::new(&mut answer).poll(cx)
+            })
+            .await
         });
         both.queued(sent)
     }
@@ -133,28 +139,7 @@ impl RedisStore {
 
 impl IndexUpdate {
     async fn write(self, store: RedisStore) {
-        let only_unblocks = self.look.is_none();
-        let written = self.send(store);
-        match Handle::try_current() {
-            // Removed late, an identity might have been blocked again. A block that a failed unblock leaves stays.
-            Ok(_) if only_unblocks => {
-                if let Ok(result) = timeout(PATIENCE, written).await {
-                    note(&result);
-                }
-            }
-            // Added late, an identity is listed all the same.
-            Ok(runtime) => {
-                let (done, is_done) = oneshot::channel::<()>();
-                background::spawn_in(&runtime, async move {
-                    let result = within(LATEST, async { Ok(written.await) }).await;
-                    note(&result.unwrap_or_else(|error| Err(store_error(&error))));
-                    drop(done);
-                });
-                let _ = timeout(PATIENCE, is_done).await;
-            }
-            // Only the connection of a test works outside of a runtime, where there are no timers.
-            Err(_) => note(&written.await),
-        }
+        note(&self.send(store).await);
     }
 
     async fn send(self, store: RedisStore) -> Result<(), StoreError> {
