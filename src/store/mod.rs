@@ -16,6 +16,8 @@ use tokio::time::Instant;
 
 #[doc(hidden)] // The limiter has these methods for users; tests call stores directly.
 pub use self::ext::StoreExt;
+#[cfg(feature = "redis")]
+use self::redis::queued::Queued;
 pub use crate::domain::{
     check::{Check, CheckBatch},
     decision::Count,
@@ -34,8 +36,6 @@ use crate::{
         sent::Sent,
     },
 };
-#[cfg(feature = "redis")]
-use queued::Queued;
 
 mod engine;
 mod entry;
@@ -43,8 +43,6 @@ pub(crate) mod ext;
 mod leases;
 pub(crate) mod maybe_ready;
 mod memory;
-#[cfg(feature = "redis")]
-pub(crate) mod queued;
 #[cfg(feature = "redis")]
 pub mod redis;
 pub(crate) mod sent;

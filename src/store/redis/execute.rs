@@ -24,7 +24,7 @@ use crate::{
     store::{
         CallFuture, StoreFuture, TIMED_OUT,
         ext::ANOTHER_REPLY,
-        queued::{Lines, Queued, Task},
+        redis::queued::{Lines, Queued, Task},
         sent::Sent,
     },
 };

@@ -28,6 +28,7 @@ pub mod inspect;
 mod key_names;
 mod operations;
 mod policies;
+pub(super) mod queued;
 mod set_clock;
 #[cfg(feature = "cluster")]
 mod several_slots;

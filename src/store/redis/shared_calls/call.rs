@@ -19,7 +19,7 @@ use crate::{
         error::StoreError,
         key::Key,
     },
-    store::{Operation, Reply, queued::Task, sent::Sent},
+    store::{Operation, Reply, redis::queued::Task, sent::Sent},
     timer::LazySleep,
 };
 

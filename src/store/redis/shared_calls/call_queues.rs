@@ -15,7 +15,7 @@ use super::{SharedCall, SharedCalls, Slab, call_queue::CallQueue};
 use crate::{
     domain::error::StoreError,
     store::{
-        queued::{Line, Lines, Task},
+        redis::queued::{Line, Lines, Task},
         redis::{RedisStore, by_runtime::ByRuntime, error::NO_RUNTIME, transport::Transport},
     },
 };

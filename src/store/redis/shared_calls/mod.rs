@@ -36,7 +36,7 @@ use crate::{
     domain::error::StoreError,
     store::{
         Reply,
-        queued::{Asked, Line, Place, Waited},
+        redis::queued::{Asked, Line, Place, Waited},
     },
 };
 use call::{Request, Seat, SharedCall, Waiter};

@@ -32,6 +32,7 @@ use snapshot::{Snapshot, names_of};
 mod lanes;
 mod session;
 mod snapshot;
+mod value;
 
 /// The pause between two attempts to replace a lost connection of the pool.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(100);

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 
 use redis::{FromRedisValue, Pipeline, RedisResult, Value};
 
+use super::value::write_block;
 use crate::{
     domain::{
         block::{BLOCKS, Block, BlockRequest, HeldBlock, STRIKES},
@@ -25,7 +26,7 @@ use crate::{
         redis::{
             error::{UNREADABLE, store_error},
             key_names::{Names, window_of_slots},
-            value::{Counts, read_block, read_slots, write_block},
+            value::{Counts, read_block, read_slots},
         },
     },
 };
