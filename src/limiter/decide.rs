@@ -199,8 +199,10 @@ impl Limiter {
         // An empty check needs no store call and raises no event.
         if check.is_empty() {
             let result = Decision::new(&check, true, 0, &[]);
-            let timing = None;
-            let answer = Answer { result, timing };
+            let answer = Answer {
+                result,
+                timing: None,
+            };
             return MaybeReady::ready(self.resolve(kind, &check, answer, None, false, None));
         }
         let inner = &self.inner;
@@ -221,35 +223,14 @@ impl Limiter {
         // From before the call: a slot may be released so long after.
         let takes_slots = check.takes_slots();
         asked.slots = takes_slots.then(|| Box::new(Unanswered::new(self, &check)));
-        self.call(kind, check, asked, repeated, time_of_try)
-    }
-
-    /// Calls the store, or takes the denial that is repeated.
-    #[inline]
-    fn call(
-        &self,
-        kind: CallKind,
-        check: Check,
-        asked: Asked,
-        repeated: Option<Decision>,
-        time_of_try: Option<Duration>,
-    ) -> MaybeReady<Resolution> {
-        let inner = &self.inner;
         // Identities that are only looked up for blocks are charged 0 units, in the same store call.
         let charged = check.with_look_ups_charged();
         let begin = |store: &dyn Store| store.check(charged.as_ref().unwrap_or(&check));
         let info = || CallInfo::new(kind, &check);
+        let (caller, memory) = (&inner.caller, To::Local(&inner.fallback.local.store));
         let mut call = match repeated {
-            Some(denial) => {
-                let memory = To::Local(&inner.fallback.local.store);
-                inner
-                    .caller
-                    .call(memory, info, |_| StoreFuture::ready(Ok(denial)))
-            }
-            None => {
-                let store = time_of_try.map_or(To::Store, To::StoreFor);
-                inner.caller.call(store, info, begin)
-            }
+            Some(denial) => caller.call(memory, info, |_| StoreFuture::ready(Ok(denial))),
+            None => caller.call(time_of_try.map_or(To::Store, To::StoreFor), info, begin),
         };
         if let Some(answer) = call.take_ready() {
             return MaybeReady::ready(self.resolve_call(kind, &check, answer, asked, None));

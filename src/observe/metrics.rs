@@ -174,6 +174,50 @@ impl MetricsObserver {
             handles.record_latency(call, timing);
         });
     }
+
+    /// Counts the end of a call of the store.
+    fn count_call(&self, event: &Event<'_>) {
+        match event {
+            Event::Decision {
+                call,
+                timing,
+                decision,
+            } => {
+                let policies = applied(*decision);
+                self.with_handles(timing.ended_at, policies, |handles, of_policies| {
+                    if !decision.is_local() && !decision.0.usage().spares_call() {
+                        handles.record_latency(call, *timing);
+                    }
+                    count(*decision, call.shadow, of_policies);
+                });
+            }
+            Event::Completion {
+                call,
+                timing,
+                local,
+            } => {
+                if !local {
+                    self.record_latency(call, *timing);
+                }
+                count_settlement(call, "done");
+                count_settled_units(call);
+            }
+            Event::Error {
+                call,
+                timing,
+                error,
+                outcome,
+            } => {
+                if error.kind() != StoreErrorKind::CircuitOpen {
+                    self.record_latency(call, *timing);
+                }
+                failures(call.kind, error.kind(), *outcome).increment(1);
+                let outcome = ["failed", "unsent"][usize::from(error.is_unsent())];
+                count_settlement(call, outcome);
+            }
+            _ => {}
+        }
+    }
 }
 
 impl Default for MetricsObserver {
@@ -329,14 +373,12 @@ fn by_outcome(name: &'static str, policy: &Policy, outcome: &'static str) -> Cou
 
 fn by_rule(name: &'static str, policy: &Policy, rule: Rule, shadow: bool) -> Counter {
     let (policy, rule) = (policy.name().to_owned(), rule.to_string());
-    let shadow = if shadow { "true" } else { "false" };
-    counter!(name, "policy" => policy, "rule" => rule, "shadow" => shadow)
+    counter!(name, "policy" => policy, "rule" => rule, "shadow" => shadow.to_string())
 }
 
 fn no_key(policy: Option<&Policy>, kind: ExtractErrorKind, outcome: RequestOutcome) -> Counter {
     let policy = policy.map_or("", Policy::name).to_owned();
-    let (kind, outcome) = (kind.as_str(), outcome.as_str());
-    counter!(MISSING_KEYS, "policy" => policy, "kind" => kind, "outcome" => outcome)
+    counter!(MISSING_KEYS, "policy" => policy, "kind" => kind.as_str(), "outcome" => outcome.as_str())
 }
 
 fn of_policy(name: &'static str, policy: &Policy) -> Counter {
@@ -388,55 +430,6 @@ fn count_wait(call: &CallInfo<'_>, waited: Option<Duration>) {
     }
 }
 
-impl MetricsObserver {
-    /// Counts the end of a call of the store.
-    fn count_call(&self, event: &Event<'_>) {
-        match event {
-            Event::Decision {
-                call,
-                timing,
-                decision,
-            } => {
-                let policies = applied(*decision);
-                self.with_handles(timing.ended_at, policies, |handles, of_policies| {
-                    if !decision.is_local() && !decision.0.usage().spares_call() {
-                        handles.record_latency(call, *timing);
-                    }
-                    count(*decision, call.shadow, of_policies);
-                });
-            }
-            Event::Completion {
-                call,
-                timing,
-                local,
-            } => {
-                if !local {
-                    self.record_latency(call, *timing);
-                }
-                count_settlement(call, "done");
-                count_settled_units(call);
-            }
-            Event::Error {
-                call,
-                timing,
-                error,
-                outcome,
-            } => {
-                if error.kind() != StoreErrorKind::CircuitOpen {
-                    self.record_latency(call, *timing);
-                }
-                failures(call.kind, error.kind(), *outcome).increment(1);
-                let settlement = match error.is_unsent() {
-                    true => "unsent",
-                    false => "failed",
-                };
-                count_settlement(call, settlement);
-            }
-            _ => {}
-        }
-    }
-}
-
 impl Observer for MetricsObserver {
     fn on_event(&self, event: &Event<'_>) {
         match event {
@@ -462,7 +455,7 @@ impl Observer for MetricsObserver {
             }
             Event::Ban { policy, .. } => of_policy(BANS, policy).increment(1),
             Event::Pause { kind, .. } => {
-                counter!(PAUSES, "kind" => (*kind).to_owned()).increment(1);
+                counter!(PAUSES, "kind" => (*kind).to_owned()).increment(1)
             }
             Event::Slots {
                 policy,

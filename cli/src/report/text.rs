@@ -54,7 +54,7 @@ impl Report {
         })
     }
 
-    /// Writes the identity with its block.
+    /// Writes the identity and the block.
     fn write_identity(&self, output: &mut Output) -> Result<()> {
         let (title, now_ms) = (&self.title, self.now_ms);
         let cost = match self.cost {
@@ -191,7 +191,7 @@ impl Report {
     }
 }
 
-/// The rules of some policies, each with the name of its policy.
+/// The rules of some policies, each with the name of the policy.
 fn rules<'a>(policies: &'a [&PolicyReport]) -> impl Iterator<Item = (&'a String, &'a RuleReport)> {
     let each = policies.iter();
     each.flat_map(|it| it.rules.iter().map(|rule| (&it.policy, rule)))

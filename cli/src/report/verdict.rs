@@ -1,4 +1,4 @@
-//! [`Verdict`]: whether a request passes, and until when it is denied.
+//! [`Verdict`]: whether a request passes, and until when some rule denies.
 
 use serde::Serialize;
 
@@ -38,7 +38,7 @@ pub(super) struct Denial {
 pub(super) struct BlockInForce {
     /// `None` for a block without an end.
     pub(super) until_ms: Option<u64>,
-    /// False if it is known that a service may not enforce the block.
+    /// False if the services may not enforce the block.
     pub(super) is_enforced: bool,
 }
 
@@ -71,7 +71,7 @@ impl Verdict {
                 verdict.denied_by = Some(denial.by);
             }
         }
-        // A limit denies even if other rules are unknown. A block denies only if it is enforced.
+        // A limit denies even if other rules are unknown. An enforced block denies, too.
         verdict.is_known |= is_denied;
         verdict.passes = block.is_none() && verdict.is_known && !is_denied;
         if verdict.denied_by.is_none() && block.is_none() {
