@@ -4,6 +4,7 @@
 
 #[path = "../common/chart.rs"]
 mod chart;
+mod crowded;
 mod figures;
 mod measure;
 mod picture;

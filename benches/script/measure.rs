@@ -18,6 +18,7 @@ use sluicegate::{
 use support::redis::Server;
 
 use crate::{
+    crowded::crowded,
     figures::{Error, Figures, bar, median},
     picture,
     renewing::renewing,
@@ -89,6 +90,7 @@ pub(crate) async fn run() -> Result<(), Error> {
         Some("settling") => return verdict(settling(&server, store).await?),
         Some("renewing") => return verdict(renewing(&server, store).await?),
         Some("silence") => return verdict(silence(&server, store).await?),
+        Some("slots") => return verdict(crowded(&server).await?),
         Some(_) => return print_chosen(&server, &cases, &chosen).await,
         None => {}
     }
@@ -106,6 +108,7 @@ pub(crate) async fn run() -> Result<(), Error> {
     met &= settling(&server, store.clone()).await?;
     met &= renewing(&server, store.clone()).await?;
     met &= memory().await?;
+    met &= crowded(&server).await?;
     verdict(met)
 }
 
@@ -470,7 +473,7 @@ fn print_cases(cases: &[Case]) {
 }
 
 /// Compares the chosen cases with the first of them, as in `cargo bench --bench script -- "3 rules" "3 rules, enforcing
-/// blocks"`. (`-- settling`, `-- renewing` and `-- silence` are bars only.)
+/// blocks"`. (`-- settling`, `-- renewing`, `-- silence` and `-- slots` are bars only.)
 async fn print_chosen(server: &Server, cases: &[Case], chosen: &[String]) -> Result<(), Error> {
     let first = find(cases, &chosen[0]);
     for name in &chosen[1..] {

@@ -1,23 +1,29 @@
 //! Concurrency rules: the ids of slots, each with its expiry.
 
+use std::collections::{BTreeMap, VecDeque, vec_deque::Iter};
+
 use super::Count;
 use crate::domain::slot_id::SlotId;
 
-/// The slots of one key, in the order in which they expire.
+/// The slots of one key.
 ///
 /// A slot is held while its expiry is ahead, by no more than the window: an expiry further ahead was set while the
 /// clock was wrong.
 #[derive(Clone, Debug)]
 pub(crate) struct SlotSet {
     window_ms: u64,
-    slots: Vec<(u64, SlotId)>,
+    /// In the order in which they expire. Most come in at the end, and most leave near the front.
+    slots: VecDeque<(u64, SlotId)>,
+    /// When each expires.
+    expiries: BTreeMap<SlotId, u64>,
 }
 
 impl SlotSet {
     pub(super) const fn new(window_ms: u64) -> Self {
         Self {
             window_ms,
-            slots: Vec::new(),
+            slots: VecDeque::new(),
+            expiries: BTreeMap::new(),
         }
     }
 
@@ -25,44 +31,53 @@ impl SlotSet {
     #[cfg(feature = "redis")]
     pub(crate) fn of(window_ms: u64, mut slots: Vec<(u64, SlotId)>) -> Self {
         slots.sort_unstable();
-        Self { window_ms, slots }
+        Self {
+            window_ms,
+            expiries: slots
+                .iter()
+                .map(|(expiry_ms, id)| (*id, *expiry_ms))
+                .collect(),
+            slots: slots.into(),
+        }
     }
 
     pub(super) const fn window_ms(&self) -> u64 {
         self.window_ms
     }
 
-    pub(super) const fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.slots.is_empty()
     }
 
     /// The expiries and ids that are kept, held or not.
     #[cfg(feature = "bb8")]
-    pub(crate) fn slots(&self) -> &[(u64, SlotId)] {
+    pub(crate) const fn slots(&self) -> &VecDeque<(u64, SlotId)> {
         &self.slots
     }
 
     /// The slots that are held, in the order in which they expire.
-    pub(crate) fn held(&self, now_ms: u64) -> &[(u64, SlotId)] {
+    pub(crate) fn held(&self, now_ms: u64) -> Iter<'_, (u64, SlotId)> {
         let last_ms = now_ms.saturating_add(self.window_ms);
         let first = self.slots.partition_point(|slot| slot.0 <= now_ms);
         let behind = self.slots.partition_point(|slot| slot.0 <= last_ms);
-        &self.slots[first..behind]
+        self.slots.range(first..behind)
     }
 
     pub(crate) fn holds(&self, now_ms: u64, id: SlotId) -> bool {
-        self.held(now_ms).iter().any(|slot| slot.1 == id)
+        let expiry_ms = self.expiries.get(&id).copied().unwrap_or(0);
+        now_ms < expiry_ms && expiry_ms <= now_ms.saturating_add(self.window_ms)
     }
 
     pub(super) fn look(&self, now_ms: u64, limit: u64, cost: u64) -> Count {
-        let held = self.held(now_ms);
+        let mut held = self.held(now_ms);
         let used = held.len() as u64;
         let over = (used + cost).saturating_sub(limit);
+        let newest_end_ms = held.clone().next_back().map_or(0, |slot| slot.0);
         let makes_room = usize::try_from(over).unwrap_or(usize::MAX).checked_sub(1);
-        let makes_room = makes_room.and_then(|last| held.get(last));
+        let makes_room = makes_room.and_then(|last| held.nth(last));
         Count {
             used,
-            newest_end_ms: held.last().map_or(0, |slot| slot.0),
+            newest_end_ms,
             fits_at_ms: makes_room
                 .filter(|_| cost <= limit)
                 .map_or(0, |slot| slot.0),
@@ -80,7 +95,7 @@ impl SlotSet {
 
     /// When nothing that is kept can be held any more; 0 if nothing is.
     pub(super) fn release_ms(&self) -> u64 {
-        self.slots.last().map_or(0, |slot| slot.0)
+        self.slots.back().map_or(0, |slot| slot.0)
     }
 
     /// Takes slots with these ids. Those that are held keep their expiry.
@@ -91,33 +106,45 @@ impl SlotSet {
         let mut is_written = false;
         for id in ids {
             if !self.holds(now_ms, id) {
-                self.give_back(&[id]); // if its expiry is not believed
-                self.insert(now_ms + self.window_ms, id);
+                self.hold(now_ms, id);
                 is_written = true;
             }
         }
         if is_written && now_ms.is_multiple_of(8) {
-            self.slots.retain(|slot| slot.0 > now_ms);
+            let expired = self.slots.partition_point(|slot| slot.0 <= now_ms);
+            for (_, id) in self.slots.drain(..expired) {
+                self.expiries.remove(&id);
+            }
         }
     }
 
     /// Holds this slot for a window from now, if it is held.
-    pub(crate) fn renew(&mut self, now_ms: u64, id: SlotId) -> bool {
-        let is_held = self.holds(now_ms, id);
-        if is_held {
-            self.give_back(&[id]);
-            self.insert(now_ms + self.window_ms, id);
+    pub(crate) fn renew(&mut self, now_ms: u64, id: SlotId) {
+        if self.holds(now_ms, id) {
+            self.hold(now_ms, id);
         }
-        is_held
     }
 
     /// Forgets these slots.
     pub(crate) fn give_back(&mut self, ids: &[SlotId]) {
-        self.slots.retain(|slot| !ids.contains(&slot.1));
+        for id in ids {
+            self.forget(*id);
+        }
     }
 
-    fn insert(&mut self, expiry_ms: u64, id: SlotId) {
-        let place = self.slots.partition_point(|slot| *slot < (expiry_ms, id));
-        self.slots.insert(place, (expiry_ms, id));
+    fn forget(&mut self, id: SlotId) {
+        if let Some(expiry_ms) = self.expiries.remove(&id)
+            && let Ok(place) = self.slots.binary_search(&(expiry_ms, id))
+        {
+            self.slots.remove(place);
+        }
+    }
+
+    fn hold(&mut self, now_ms: u64, id: SlotId) {
+        self.forget(id);
+        let slot = (now_ms + self.window_ms, id);
+        let place = self.slots.partition_point(|other| *other < slot);
+        self.slots.insert(place, slot);
+        self.expiries.insert(id, slot.0);
     }
 }

@@ -1,16 +1,17 @@
 //! [`Keeper`]: renews and returns the slots of this process.
 //!
 //! ```text
-//!        add ──▶ held ──▶ due: renewed ──▶ held …     returned where the holder ends;
-//!                  │         │ not answered            again, if that failed, until an answer comes
-//!                  │         └──▶ again, until they expire: lost
-//!                  └──▶ ended ──▶ returned
+//!  add ──▶ held ──▶ ended, and returned at once ──▶ answered: forgotten
+//!            │ due          │ no answer
+//!            ▼              ▼
+//!        at a tick: renewed, or returned again, until they have expired
 //! ```
 //!
-//! Messages about slots may come twice, late or never, so one that fails is made again, and none waits for another.
+//! Messages about slots may come twice, late or never. So the keeper does not remember which are under way: what no answer
+//! has changed is asked again at the next tick of its key.
 
 use std::{
-    collections::{BTreeSet, HashMap, hash_map::Entry::Occupied},
+    collections::{BTreeMap, HashMap},
     hash::{Hash, Hasher},
     mem,
     panic::{AssertUnwindSafe, catch_unwind},
@@ -26,69 +27,84 @@ use tokio::{
     time::timeout,
 };
 
-use super::{Holding, Limiter};
+use super::Holding;
 use crate::{
     background::{BackRoom, Task},
     clock::now_ms,
-    domain::{
-        rule::millis,
-        slots::{HeldSlots, Slots},
-    },
+    domain::{charge::Charge, rule::millis, slots::Slots},
     limiter::jitter,
+    timer::LazySleep,
     warning,
 };
 
-/// The most messages of the task that wait for their answers.
-const MOST_TOGETHER: usize = 256;
+/// The most ids in messages of the task that wait for their answers, so that a server has time for others in between.
+const MOST_TOGETHER: usize = Slots::MOST;
+
+/// A key's ticks are a twelfth of its window apart, and at most this.
+const LONGEST_TICK_MS: u64 = 5_000;
 
 /// From one warning of a lost slot to the next.
-const WARNINGS: Duration = Duration::from_secs(60);
+const WARNINGS_MS: u64 = 60_000;
 
 /// The slots of the clones of one limiter.
 pub(in crate::limiter) struct Keeper {
     entries: Mutex<Entries>,
-    /// Notified when an entry is due before all others.
+    /// Notified when a tick is before all others.
     changed: Notify,
     next_number: AtomicU64,
-    /// When a lost slot was last warned about, plus 1.
-    warned_ms: AtomicU64,
+    /// When to warn of a lost slot again.
+    warns_at_ms: AtomicU64,
     has_warned_of_early_expiry: AtomicBool,
     background: Arc<BackRoom>,
 }
 
 #[derive(Default)]
 struct Entries {
-    all: HashMap<u64, Entry>,
-    /// When something is to be done about each, and its number; not while a message about it is under way.
-    due: BTreeSet<(u64, u64)>,
-    /// The numbers of the held slots of each key, which are renewed together.
-    held: HashMap<Subject, BTreeSet<u64>>,
+    /// The slots of each key, until all of them are returned.
+    keys: HashMap<Subject, Group>,
+    /// The next tick of each key, and a number that no other key has.
+    ticks: BTreeMap<(u64, u64), Subject>,
     has_task: bool,
+}
+
+/// A policy and a key, and where its slots were granted: they are renewed together.
+#[derive(Clone)]
+pub(super) struct Subject {
+    pub(super) charge: Charge,
+    pub(super) window_ms: u64,
+    pub(super) is_local: bool,
+}
+
+/// The slots of a key, by the numbers of their holdings.
+struct Group {
+    all: BTreeMap<u64, Entry>,
+    tick: (u64, u64),
+    /// By how much they are renewed before a third of the window has passed: another time for each key and renewal, so that
+    /// those that were taken in one moment are not renewed in one.
+    early_ms: u64,
 }
 
 struct Entry {
     holding: Arc<Holding>,
-    due_ms: Option<u64>,
     /// `None` while the slots are held.
     ended: Option<Ended>,
-    /// The key of the last held slots, to be dropped with this.
-    subject: Option<Subject>,
 }
 
 /// Slots to be returned.
 struct Ended {
     /// When they have expired anyway.
     until_ms: u64,
-    /// From when on the store knows whether they are held: a return may overtake the check that takes the slots.
-    known_ms: u64,
     _task: Option<Task>,
 }
 
-/// When to renew slots: in the last quarter of a third of their window, at a random moment, so that the slots of many keys
-/// are not renewed in one moment because they were taken in one.
-const fn renewal_ms(since_ms: u64, window_ms: u64, early: u64) -> u64 {
-    let third = window_ms / 3;
-    since_ms.saturating_add(third - (third / 4).saturating_mul(early) / 1_000)
+/// The work of a tick. What has no answer yet is asked again.
+#[derive(Default)]
+struct Due {
+    returns: Vec<Arc<Holding>>,
+    renewals: Vec<Arc<Holding>>,
+    lost: Vec<Arc<Holding>>,
+    /// Those that were not returned before they expired.
+    gone: Vec<Arc<Holding>>,
 }
 
 impl Keeper {
@@ -97,7 +113,7 @@ impl Keeper {
             entries: Mutex::default(),
             changed: Notify::new(),
             next_number: AtomicU64::new(0),
-            warned_ms: AtomicU64::new(0),
+            warns_at_ms: AtomicU64::new(0),
             has_warned_of_early_expiry: AtomicBool::new(false),
             background: Arc::clone(background),
         }
@@ -114,31 +130,34 @@ impl Keeper {
 
     /// Renews the slots of a holding until they are lost or returned.
     pub(super) fn add(self: &Arc<Self>, holding: &Arc<Holding>) {
-        let due_ms = holding.next_ms(random());
-        let mut entries = self.lock();
-        entries.add(Arc::clone(holding), None);
-        self.schedule(entries, holding.number, due_ms);
+        self.set(holding, None);
     }
 
-    /// Returns the slots of a holding: at once, where it ends. Those of an unanswered check once more, `known_ms` later.
-    pub(super) fn end(self: &Arc<Self>, holding: &Arc<Holding>, known_after_ms: u64) {
-        let now_ms = now_ms();
+    /// Returns the slots of a holding, where it ends. Those that the store does not hold yet once more after this time: the
+    /// return may have overtaken the check that takes them.
+    pub(super) fn end(self: &Arc<Self>, holding: &Arc<Holding>, again_after: Duration) {
         let ended = Ended {
-            until_ms: now_ms.saturating_add(holding.window_ms),
-            known_ms: now_ms.saturating_add(known_after_ms),
+            until_ms: now_ms().saturating_add(holding.subject.window_ms),
             _task: self.background.begin(),
         };
-        let before = self.lock().add(Arc::clone(holding), Some(ended));
-        drop(before);
-        let message = Message::new(self, holding, true, now_ms);
-        self.background.finish(message.send());
+        self.set(holding, Some(ended));
+        let (keeper, holding) = (Arc::clone(self), Arc::clone(holding));
+        self.background.finish(async move {
+            let were_held = keeper.give_back(&[Arc::clone(&holding)]).await;
+            if !were_held && !again_after.is_zero() {
+                LazySleep::new(again_after).await;
+                keeper.end(&holding, Duration::ZERO);
+            }
+        });
     }
 
-    /// Notes when something is to be done. Starts the task, or wakes it if this is the first to do.
-    fn schedule(self: &Arc<Self>, mut entries: MutexGuard<'_, Entries>, number: u64, due_ms: u64) {
-        let is_first = entries.schedule(number, due_ms);
+    /// Notes held or ended slots. Starts the task, or wakes it if the key's tick is the next of all.
+    fn set(self: &Arc<Self>, holding: &Arc<Holding>, ended: Option<Ended>) {
+        let mut entries = self.lock();
+        let (before, is_first) = entries.set(Arc::clone(holding), ended);
         let is_new = !mem::replace(&mut entries.has_task, true);
         drop(entries);
+        drop(before); // without the lock: limiters and their observers are foreign code
         if is_new {
             let running = Running {
                 keeper: Arc::clone(self),
@@ -153,7 +172,8 @@ impl Keeper {
     /// All slots that are held, which a process returns at its end.
     pub(super) fn held(&self) -> Vec<Arc<Holding>> {
         let entries = self.lock();
-        let held = entries.all.values().filter(|entry| entry.ended.is_none());
+        let all = entries.keys.values().flat_map(|group| group.all.values());
+        let held = all.filter(|entry| entry.ended.is_none());
         held.map(|entry| Arc::clone(&entry.holding)).collect()
     }
 
@@ -164,46 +184,20 @@ impl Keeper {
     }
 
     pub(super) fn warn_of_loss(&self) {
-        let (now_ms, last) = (now_ms() + 1, self.warned_ms.load(Relaxed));
-        let is_recent = last != 0 && now_ms < last + millis(WARNINGS);
-        let warned = &self.warned_ms;
-        if !is_recent
-            && warned
-                .compare_exchange(last, now_ms, Relaxed, Relaxed)
-                .is_ok()
-        {
+        let now_ms = now_ms();
+        let next = |at_ms: u64| (at_ms <= now_ms).then_some(now_ms + WARNINGS_MS);
+        let warns = self.warns_at_ms.fetch_update(Relaxed, Relaxed, next);
+        if warns.is_ok() {
             warning::slot_lost();
         }
     }
 
-    /// The messages that are due, at most [`MOST_TOGETHER`], and when the next is.
-    fn due(self: &Arc<Self>) -> (Vec<Message>, Option<u64>) {
-        let (mut messages, mut lost, now_ms) = (Messages::default(), Vec::new(), now_ms());
-        let mut entries = self.lock();
-        let mut gone = Vec::new();
-        while messages.all.len() < MOST_TOGETHER
-            && let Some((holding, ended)) = entries.take_due(now_ms)
-        {
-            match ended {
-                Some(until_ms) if until_ms > now_ms => messages.add(self, &holding, true, now_ms),
-                Some(_) => gone.extend(entries.remove(holding.number)),
-                None if !holding.is_held() => lost.push(holding),
-                None if !holding.is_renewed => {
-                    entries.schedule(holding.number, holding.expiry_ms());
-                }
-                None => {
-                    for holding in entries.take_others(&holding) {
-                        messages.add(self, &holding, false, now_ms);
-                    }
-                    messages.add(self, &holding, false, now_ms);
-                }
-            }
-        }
-        let next_ms = entries.due.first().map(|due| due.0);
-        drop(entries);
-        drop(gone); // without the lock: limiters and their observers are foreign code
-        self.lose(&lost);
-        (messages.all, next_ms)
+    /// The holdings of a key whose tick has come, by messages: returns and renewals.
+    fn look(self: &Arc<Self>) -> Option<(Messages, Messages)> {
+        let due = self.lock().due(now_ms())?;
+        self.lose(&due.lost);
+        self.forget(&due.gone);
+        Some((messages(due.returns), messages(due.renewals)))
     }
 
     /// Notifies the holders, and returns what may be left. A holder's waker is foreign code, and may panic.
@@ -211,209 +205,145 @@ impl Keeper {
         for holding in lost {
             let is_over = catch_unwind(AssertUnwindSafe(|| holding.lose()));
             if is_over.unwrap_or(true) {
-                self.end(holding, 0);
+                self.end(holding, Duration::ZERO);
             }
         }
     }
 
-    /// Takes the answer to a return; `None` if there is none. It may have come before the check, and is then made again.
-    fn returned(self: &Arc<Self>, message: &Message, answer: Option<&HeldSlots>) {
-        let mut were_held = answer.into_iter().flat_map(HeldSlots::held);
-        for holding in &message.holdings {
-            let ids = usize::try_from(holding.charge.cost()).unwrap_or(0);
-            let held = were_held.by_ref().take(ids);
-            let was_held = held.filter(|held| !**held).count() == 0;
-            let mut entries = self.lock();
-            let Some(Some(ended)) = entries.all.get(&holding.number).map(|it| &it.ended) else {
-                continue;
-            };
-            let is_known = was_held || ended.known_ms <= message.asked_at_ms;
-            let again_ms = match answer {
-                Some(_) => ended.known_ms,
-                None => now_ms() + holding.pause_ms(),
-            };
-            if answer.is_some() && is_known {
-                let over = entries.remove(holding.number);
-                let is_last = entries.all.is_empty();
-                drop(entries);
-                drop(over); // without the lock
-                if is_last {
-                    self.changed.notify_one(); // the task ends
-                }
-            } else {
-                self.schedule(entries, holding.number, again_ms);
-            }
-        }
-    }
-
-    /// Takes the answer to a renewal; `None` if there is none.
-    fn renewed(self: &Arc<Self>, message: &Message, answer: Option<&HeldSlots>) {
-        let mut are_held = answer.into_iter().flat_map(HeldSlots::held);
-        let mut lost = Vec::new();
-        let (early, pause_ms) = (random(), message.holdings[0].pause_ms());
-        for holding in &message.holdings {
-            let ids = usize::try_from(holding.charge.cost()).unwrap_or(0);
-            let held = are_held.by_ref().take(ids);
-            let is_held = held.filter(|held| !**held).count() == 0;
-            let is_lost = match answer {
-                Some(_) => !is_held || !holding.renewed(message.asked_at_ms),
-                None => !holding.is_held(),
-            };
-            let due_ms = match answer {
-                Some(_) => holding.next_ms(early),
-                None => (now_ms() + pause_ms).min(holding.expiry_ms()),
-            };
-            let entries = self.lock();
-            let entry = entries.all.get(&holding.number);
-            match entry.filter(|entry| entry.ended.is_none()) {
-                Some(_) if is_lost => lost.push(Arc::clone(holding)),
-                Some(_) => self.schedule(entries, holding.number, due_ms),
-                None => {} // it was returned meanwhile
-            }
-        }
-        self.lose(&lost);
-    }
-
-    /// Whether the task ends, since there are no slots.
-    fn ends(&self) -> bool {
+    fn forget(&self, holdings: &[Arc<Holding>]) {
         let mut entries = self.lock();
-        entries.has_task = !entries.all.is_empty();
-        !entries.has_task
+        let gone: Vec<_> = holdings.iter().map(|it| entries.remove(it)).collect();
+        drop(entries);
+        drop(gone); // without the lock
+    }
+
+    /// Whether the store has answered that it held all of these slots, of one key.
+    async fn give_back(&self, holdings: &[Arc<Holding>]) -> bool {
+        let (first, slots) = message(holdings);
+        let limiter = &first.limiter;
+        let answer = limiter.give_back(&slots, first.subject.is_local).await;
+        if answer.is_ok() {
+            self.forget(holdings);
+        }
+        answer.is_ok_and(|slots| slots.are_held())
+    }
+
+    async fn renew(self: &Arc<Self>, holdings: &[Arc<Holding>]) {
+        let (first, slots) = message(holdings);
+        let asked_at_ms = now_ms();
+        let limiter = &first.limiter;
+        let Ok(answer) = limiter.renew(&slots, first.subject.is_local).await else {
+            return;
+        };
+        let mut are_held = answer.held().iter();
+        let lost = holdings.iter().filter(|holding| {
+            let are_held = are_held.by_ref().take(holding.slots());
+            let is_lost = are_held.filter(|is_held| !**is_held).count() > 0;
+            is_lost || !holding.renewed(asked_at_ms)
+        });
+        self.lose(&lost.cloned().collect::<Vec<_>>());
+    }
+
+    /// When the next tick is. `None` if the task ends, since there are no slots.
+    fn next_ms(&self) -> Option<u64> {
+        let mut entries = self.lock();
+        let next = entries.ticks.first_key_value().map(|(tick, _)| tick.0);
+        entries.has_task = next.is_some();
+        next
     }
 }
 
 impl Entries {
-    fn add(&mut self, holding: Arc<Holding>, ended: Option<Ended>) -> Option<Entry> {
-        let number = holding.number;
-        let entry = Entry {
-            holding,
-            due_ms: None,
-            ended,
-            subject: None,
-        };
-        let before = self.remove(number);
-        if entry.ended.is_none() {
-            let subject = Subject(Arc::clone(&entry.holding), false);
-            self.held.entry(subject).or_default().insert(number);
-        }
-        self.all.insert(number, entry);
-        before
+    /// Returns what was noted before, to be dropped without the lock, and whether the key's tick is the next of all.
+    fn set(&mut self, holding: Arc<Holding>, ended: Option<Ended>) -> (Option<Entry>, bool) {
+        let (subject, number) = (&holding.subject, holding.number);
+        let group = self.keys.entry(subject.clone()).or_insert_with(|| {
+            let tick = (now_ms() + subject.tick_ms(), number);
+            self.ticks.insert(tick, subject.clone());
+            Group {
+                all: BTreeMap::new(),
+                tick,
+                early_ms: subject.random_ms(),
+            }
+        });
+        let before = group.all.insert(number, Entry { holding, ended });
+        let first = self.ticks.first_key_value();
+        (before, first.is_some_and(|(first, _)| *first == group.tick))
     }
 
     /// Drop what this returns without the lock: limiters and their observers are foreign code.
-    fn remove(&mut self, number: u64) -> Option<Entry> {
-        let mut entry = self.all.remove(&number)?;
-        if let Some(due_ms) = entry.due_ms {
-            self.due.remove(&(due_ms, number));
+    fn remove(&mut self, holding: &Holding) -> Option<Entry> {
+        let group = self.keys.get_mut(&holding.subject)?;
+        let entry = group.all.remove(&holding.number);
+        if group.all.is_empty() {
+            self.ticks.remove(&group.tick);
+            self.keys.remove(&holding.subject);
         }
-        let subject = Subject(Arc::clone(&entry.holding), false);
-        if entry.ended.is_none()
-            && let Occupied(mut held) = self.held.entry(subject)
-        {
-            held.get_mut().remove(&number);
-            if held.get().is_empty() {
-                entry.subject = Some(held.remove_entry().0);
+        entry
+    }
+
+    /// The work of the first key, if its tick has come.
+    fn due(&mut self, now_ms: u64) -> Option<Due> {
+        let first = self.ticks.first_entry();
+        let (tick, subject) = first.filter(|it| it.key().0 <= now_ms)?.remove_entry();
+        let group = self.keys.get_mut(&subject)?;
+        let (due, next_ms) = group.due(&subject, now_ms);
+        group.tick = (next_ms, tick.1);
+        self.ticks.insert(group.tick, subject);
+        Some(due)
+    }
+}
+
+impl Group {
+    /// What is to be done now, and when to look again.
+    fn due(&mut self, subject: &Subject, now_ms: u64) -> (Due, u64) {
+        let (mut due, mut oldest_ms) = (Due::default(), u64::MAX);
+        for Entry { holding, ended } in self.all.values() {
+            match ended {
+                Some(ended) if ended.until_ms > now_ms => due.returns.push(Arc::clone(holding)),
+                Some(_) => due.gone.push(Arc::clone(holding)),
+                None if !holding.is_held() => due.lost.push(Arc::clone(holding)),
+                None if !holding.is_renewed => {}
+                None => oldest_ms = oldest_ms.min(holding.since_ms()),
             }
         }
-        Some(entry)
-    }
-
-    /// Returns whether this is the first to do.
-    fn schedule(&mut self, number: u64, due_ms: u64) -> bool {
-        let Some(entry) = self.all.get_mut(&number) else {
-            return false;
+        let age_ms = (subject.window_ms / 3).saturating_sub(self.early_ms);
+        let (due_ms, tick_ms) = (oldest_ms.saturating_add(age_ms), now_ms + subject.tick_ms());
+        if due_ms > now_ms {
+            return (due, due_ms.min(tick_ms));
+        }
+        // Together with those that would be due soon.
+        let is_due = |entry: &Entry| {
+            let since_ms = entry.holding.since_ms();
+            let is_old = since_ms.saturating_add(age_ms / 2) <= now_ms;
+            entry.ended.is_none() && entry.holding.is_renewed && is_old
         };
-        if let Some(before) = entry.due_ms.replace(due_ms) {
-            self.due.remove(&(before, number));
-        }
-        self.due.insert((due_ms, number));
-        self.due.first() == Some(&(due_ms, number))
-    }
-
-    /// Takes the first out, if something is to be done about it now, with the end of slots to be returned.
-    fn take_due(&mut self, now_ms: u64) -> Option<(Arc<Holding>, Option<u64>)> {
-        let (due_ms, number) = *self.due.first()?;
-        let entry = self.all.get_mut(&number).filter(|_| due_ms <= now_ms)?;
-        entry.due_ms = None;
-        self.due.pop_first();
-        let until_ms = entry.ended.as_ref().map(|ended| ended.until_ms);
-        Some((Arc::clone(&entry.holding), until_ms))
-    }
-
-    /// Takes out the other held slots of a key, about which no message is under way.
-    fn take_others(&mut self, holding: &Arc<Holding>) -> Vec<Arc<Holding>> {
-        let Some(numbers) = self.held.get(&Subject(Arc::clone(holding), false)) else {
-            return Vec::new();
-        };
-        let mut others = Vec::new();
-        for number in numbers {
-            if let Some(entry) = self.all.get_mut(number)
-                && entry.holding.is_held()
-                && let Some(due_ms) = entry.due_ms.take()
-            {
-                self.due.remove(&(due_ms, *number));
-                others.push(Arc::clone(&entry.holding));
-            }
-        }
-        others
+        let renewed = self.all.values().filter(|entry| is_due(entry));
+        due.renewals
+            .extend(renewed.map(|it| Arc::clone(&it.holding)));
+        self.early_ms = subject.random_ms();
+        (due, tick_ms)
     }
 }
 
-/// The part of the span in which slots are renewed, in thousandths.
-fn random() -> u64 {
-    millis(jitter::random_up_to(Duration::from_millis(1_000)))
-}
-
-impl Holding {
-    /// When to do something about held slots next.
-    fn next_ms(&self, early: u64) -> u64 {
-        match self.is_renewed {
-            true => renewal_ms(self.since_ms(), self.window_ms, early),
-            false => self.expiry_ms(),
-        }
+impl Subject {
+    /// From one tick to the next.
+    fn tick_ms(&self) -> u64 {
+        (self.window_ms / 12).clamp(1, LONGEST_TICK_MS)
     }
 
-    fn expiry_ms(&self) -> u64 {
-        self.since_ms().saturating_add(self.window_ms)
-    }
-
-    /// How long to wait after a failure.
-    fn pause_ms(&self) -> u64 {
-        let pause_ms = millis(self.limiter.inner.caller.retry_pause());
-        pause_ms.min(self.window_ms / 12).max(1)
+    /// A part of the last quarter of a third of the window.
+    fn random_ms(&self) -> u64 {
+        millis(jitter::random_up_to(Duration::from_millis(
+            self.window_ms / 12,
+        )))
     }
 }
-
-/// Messages, and by what they are about, which of them has room.
-#[derive(Default)]
-struct Messages {
-    all: Vec<Message>,
-    open: HashMap<Subject, usize>,
-}
-
-impl Messages {
-    fn add(&mut self, keeper: &Arc<Keeper>, holding: &Arc<Holding>, is_return: bool, now_ms: u64) {
-        let subject = Subject(Arc::clone(holding), is_return);
-        let open = self.open.get(&subject).map(|place| &mut self.all[*place]);
-        let ids = holding.charge.cost();
-        if let Some(message) = open.filter(|it| it.ids + ids <= Slots::MOST as u64) {
-            message.ids += ids;
-            message.holdings.push(Arc::clone(holding));
-            return;
-        }
-        self.open.insert(subject, self.all.len());
-        let message = Message::new(keeper, holding, is_return, now_ms);
-        self.all.push(message);
-    }
-}
-
-/// What a message is about: the policy and key of a holding, where it was granted, and whether it is a return.
-struct Subject(Arc<Holding>, bool);
 
 impl PartialEq for Subject {
     fn eq(&self, other: &Self) -> bool {
-        let of = |it: &Self| (it.0.window_ms, it.0.is_local, it.1);
-        self.0.charge.is_twin_of(&other.0.charge) && of(self) == of(other)
+        let of = |it: &Self| (it.window_ms, it.is_local);
+        self.charge.is_twin_of(&other.charge) && of(self) == of(other)
     }
 }
 
@@ -421,64 +351,39 @@ impl Eq for Subject {}
 
 impl Hash for Subject {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        (self.0.charge.policy().name(), self.0.charge.key(), self.1).hash(state);
+        (self.charge.policy().name(), self.charge.key()).hash(state);
     }
 }
 
-/// A message about slots of one key.
-struct Message {
-    keeper: Arc<Keeper>,
-    holdings: Vec<Arc<Holding>>,
-    ids: u64,
-    is_return: bool,
-    asked_at_ms: u64,
-    is_answered: bool,
+type Messages = Vec<Vec<Arc<Holding>>>;
+
+/// Cuts holdings of one key into messages.
+fn messages(holdings: Vec<Arc<Holding>>) -> Messages {
+    let (mut messages, mut ids) = (Messages::new(), 0);
+    for holding in holdings {
+        ids += holding.slots();
+        match messages.last_mut() {
+            Some(last) if ids <= Slots::MOST => last.push(holding),
+            _ => {
+                ids = holding.slots();
+                messages.push(vec![holding]);
+            }
+        }
+    }
+    messages
 }
 
-impl Message {
-    fn new(
-        keeper: &Arc<Keeper>,
-        holding: &Arc<Holding>,
-        is_return: bool,
-        asked_at_ms: u64,
-    ) -> Self {
-        Self {
-            keeper: Arc::clone(keeper),
-            ids: holding.charge.cost(),
-            holdings: vec![Arc::clone(holding)],
-            is_return,
-            asked_at_ms,
-            is_answered: false,
-        }
-    }
-
-    async fn send(mut self) {
-        let first = &self.holdings[0];
-        let (limiter, charge): (&Limiter, _) = (&first.limiter, &first.charge);
-        let ids = self.holdings.iter().flat_map(|it| it.charge.slots());
-        let slots = Slots::new(charge.policy(), charge.key(), ids.collect());
-        let answer = match self.is_return {
-            true => limiter.give_back(&slots, first.is_local).await,
-            false => limiter.renew(&slots, first.is_local).await,
-        };
-        self.is_answered = true;
-        self.answer(answer.as_ref().ok());
-    }
-
-    fn answer(&self, answer: Option<&HeldSlots>) {
-        match self.is_return {
-            true => self.keeper.returned(self, answer),
-            false => self.keeper.renewed(self, answer),
-        }
-    }
-}
-
-impl Drop for Message {
-    fn drop(&mut self) {
-        if !self.is_answered {
-            self.answer(None); // there was no place for it, or an observer has panicked
-        }
-    }
+/// The slots of holdings of one key, and the first of these.
+fn message(holdings: &[Arc<Holding>]) -> (&Holding, Slots) {
+    let (first, ids) = (
+        &holdings[0],
+        holdings.iter().flat_map(|it| it.subject.charge.slots()),
+    );
+    let charge = &first.subject.charge;
+    (
+        first,
+        Slots::new(charge.policy(), charge.key(), ids.collect()),
+    )
 }
 
 /// The task. If its runtime ends, or it has found no place, the next slot starts another.
@@ -496,28 +401,38 @@ impl Drop for Running {
 }
 
 async fn run(mut running: Running) {
-    let keeper = Arc::clone(&running.keeper);
+    let keeper = &Arc::clone(&running.keeper);
     let places = Arc::new(Semaphore::new(MOST_TOGETHER));
-    loop {
-        let (messages, next_ms) = keeper.due();
-        for message in messages {
-            let place = Arc::clone(&places).acquire_owned().await;
-            // In a task of its own, as an observer may panic.
-            keeper.background.spawn(async move {
-                message.send().await;
-                drop(place);
-            });
-        }
-        match next_ms {
-            None if keeper.ends() => {
-                running.has_ended = true;
-                return;
-            }
-            None => keeper.changed.notified().await,
-            Some(next_ms) => {
-                let wait = Duration::from_millis(next_ms.saturating_sub(now_ms()));
-                let _ = timeout(wait, keeper.changed.notified()).await;
+    while let Some(next_ms) = keeper.next_ms() {
+        let wait = Duration::from_millis(next_ms.saturating_sub(now_ms()));
+        let _ = timeout(wait, keeper.changed.notified()).await;
+        while let Some((returns, renewals)) = keeper.look() {
+            let returns = returns.into_iter().map(|holdings| (holdings, true));
+            let renewals = renewals.into_iter().map(|holdings| (holdings, false));
+            for (holdings, is_return) in returns.chain(renewals) {
+                send(keeper, &places, holdings, is_return).await;
             }
         }
     }
+    running.has_ended = true;
+}
+
+/// Sends a message when there is a place for it: in a task of its own, as an observer may panic.
+async fn send(
+    keeper: &Arc<Keeper>,
+    places: &Arc<Semaphore>,
+    holdings: Vec<Arc<Holding>>,
+    is_return: bool,
+) {
+    let ids = holdings.iter().map(|it| it.slots()).sum::<usize>();
+    let ids = u32::try_from(ids.min(MOST_TOGETHER)).unwrap_or(1);
+    let place = Arc::clone(places).acquire_many_owned(ids).await;
+    let sending = Arc::clone(keeper);
+    keeper.background.spawn(async move {
+        match is_return {
+            true => drop(sending.give_back(&holdings).await),
+            false => sending.renew(&holdings).await,
+        }
+        drop(place);
+    });
 }

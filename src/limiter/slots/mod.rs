@@ -14,6 +14,7 @@ use std::{
 use smallvec::SmallVec;
 use tokio::sync::Notify;
 
+use self::keeper::Subject;
 pub(super) use self::{keeper::Keeper, unanswered::Unanswered};
 
 use super::{FOR_EVER, Limiter, caller::To};
@@ -56,17 +57,15 @@ struct Held(Arc<Holding>);
 /// The slots of one charge. If another charge of the same check loses its slots, these are held until the work ends.
 struct Holding {
     limiter: Limiter,
-    charge: Charge,
+    subject: Subject,
     /// The keeper knows it by this.
     number: u64,
     state: Mutex<State>,
     /// Notified when the slots are lost.
     lost: Notify,
     is_shadow: bool,
-    is_local: bool,
     /// Whether the slots are renewed: otherwise they expire too early for that.
     is_renewed: bool,
-    window_ms: u64,
 }
 
 enum State {
@@ -128,14 +127,16 @@ impl Limiter {
         let window_ms = rule.map_or(u64::MAX, |rule| millis(rule.window()));
         Arc::new(Holding {
             limiter: self.clone(),
-            charge: charge.clone(),
+            subject: Subject {
+                charge: charge.clone(),
+                window_ms,
+                is_local,
+            },
             number: self.inner.jobs.keeper.number(),
             state: Mutex::new(state),
             lost: Notify::new(),
             is_shadow,
-            is_local,
             is_renewed: !self.is_too_short(window_ms),
-            window_ms,
         })
     }
 
@@ -156,7 +157,7 @@ impl Limiter {
         for charge in charges.filter(|charge| charge.takes_slots()) {
             let holding = self.holding(charge, State::Returned, is_local, false);
             let keeper = &self.inner.jobs.keeper;
-            keeper.end(&holding, millis(known_after));
+            keeper.end(&holding, known_after);
         }
     }
 
@@ -374,7 +375,8 @@ impl Drop for Held {
 
 impl Holding {
     fn report(&self, change: SlotChange) {
-        let (policy, slots) = (self.charge.policy(), self.charge.cost());
+        let charge = &self.subject.charge;
+        let (policy, slots) = (charge.policy(), charge.cost());
         self.limiter.events().report_safely(|| Event::Slots {
             policy,
             slots,
@@ -389,8 +391,13 @@ impl Holding {
         *state = State::Returned;
         drop(state);
         if was_held {
-            self.limiter.inner.jobs.keeper.end(self, 0);
+            self.limiter.inner.jobs.keeper.end(self, Duration::ZERO);
         }
+    }
+
+    /// How many slots it is, at most those of one message.
+    fn slots(&self) -> usize {
+        usize::try_from(self.subject.charge.cost()).unwrap_or(0)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -435,7 +442,7 @@ impl Holding {
     /// not renewed after they have been seen expired.
     fn left_since(&self, since_ms: u64) -> u64 {
         // The store's clock may have begun its millisecond almost one earlier than ours.
-        let surely_ms = self.window_ms.saturating_sub(1);
+        let surely_ms = self.subject.window_ms.saturating_sub(1);
         since_ms.saturating_add(surely_ms).saturating_sub(now_ms())
     }
 

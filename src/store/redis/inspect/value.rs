@@ -120,10 +120,9 @@ impl Section {
 
     /// The slots that are held at this time under a concurrency rule: when each expires, in ms, and its id, in the order
     /// in which they expire.
-    #[must_use]
-    pub fn slots(&self, now_ms: u64) -> &[(u64, SlotId)] {
-        let slots = self.counted.slots();
-        slots.map_or(&[], |slots| slots.held(now_ms.min(MAX_TIME_MS)))
+    pub fn slots(&self, now_ms: u64) -> impl Iterator<Item = &(u64, SlotId)> {
+        let slots = self.counted.slots().into_iter();
+        slots.flat_map(move |slots| slots.held(now_ms.min(MAX_TIME_MS)))
     }
 
     /// The steps that count at this time, oldest first; empty for rules of other kinds than sliding and fixed ones.
