@@ -53,8 +53,6 @@ pub(crate) use breaker::DEFAULT_INTERVAL;
 use caller::{Caller, To};
 pub(crate) use events::Events;
 use fallback::Fallback;
-#[cfg(feature = "obey")]
-pub(crate) use pauses::{Ask, Backoff, Sent};
 pub(crate) use resolution::Resolution;
 pub use slots::{Slot, SlotWatch};
 pub(crate) use timeout::{FOR_EVER, SETTLING};
@@ -217,7 +215,7 @@ impl Limiter {
     /// [`max_wait`](crate::RateLimitLayer::max_wait), can wait at the same time under the same policies and keys. The
     /// default is 1 024, and the minimum 1.
     ///
-    /// One more is denied at once; its denial names the time after which the waiting callers have been served.
+    /// One more is denied at once, for as long as the first that waits.
     #[must_use]
     pub fn max_queue(self, callers: usize) -> Self {
         self.change(|inner| inner.max_queue = callers)

@@ -1,44 +1,37 @@
-//! [`Pauses`]: the pauses that this process knows, so that its callers return one after the other.
+//! [`Pauses`]: the pauses that this process knows, so that its callers begin in order when one ends.
 //!
 //! ```text
-//! pause ──▶ end ──▶ up to 5 % later: one request at a time ──▶ one more for each that is served ──▶ all
-//!   ▲                                        │                               │
-//!   └──────────────────────────── refused again ◀────────────────────────────┘
+//! pause ──▶ end ──▶ a caller that waits begins in each interval ──▶ all
+//!   ▲                              │
+//!   └────────── refused again ◀────┘
 //! ```
 //!
-//! The store alone says whether an account is paused. This file says how callers that [wait](super::wait_queue) begin
-//! after the end, if a layer [follows](Sent) the answers of the other service.
-
-#[cfg(feature = "obey")]
-mod sent;
+//! The store alone says whether an account is paused. This file says when callers that [wait](super::wait_queue) ask the
+//! store.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashMap,
     sync::{
-        Mutex, MutexGuard, PoisonError, RwLock,
+        Mutex, MutexGuard, PoisonError,
         atomic::{
-            AtomicBool, AtomicUsize,
-            Ordering::{Acquire, Relaxed, Release},
+            AtomicUsize,
+            Ordering::{Acquire, Release},
         },
     },
     time::{Duration, UNIX_EPOCH},
 };
 
-use smallvec::SmallVec;
 use tokio::{
     sync::{Notify, futures::Notified},
     time::Instant,
 };
 
-use super::{Limiter, jitter, resolution::Resolution, timeout::FOR_EVER};
-#[cfg(feature = "obey")]
-pub(crate) use sent::{Ask, Backoff, Sent};
-
+use super::{Limiter, jitter, timeout::FOR_EVER};
 use crate::{
     domain::{
         block::{Block, BlockRequest, BlockedBy},
         check::Check,
-        decision::{Blocked, Decision},
+        decision::Blocked,
         error::StoreError,
         key::Key,
         rule::millis,
@@ -53,23 +46,11 @@ const MAX_KNOWN: usize = 10_000;
 /// A pause ends later than another only if by more than this: all answers of one burst name about the same end.
 const SAME: Duration = Duration::from_millis(50);
 
-/// How long an admitted request may take to leave before the next may leave.
-const HANDOVER: Duration = Duration::from_secs(2);
+/// The shortest time from one caller to the next.
+const LEAST: Duration = Duration::from_millis(100);
 
-/// How long one request may wait for its answer before the next may leave.
-#[cfg(feature = "obey")]
-const ANSWER: Duration = Duration::from_secs(30);
-
-/// A recovery after a pause ends when the service has served this many requests. Then all may leave.
-#[cfg(feature = "obey")]
-const ALL: usize = 256;
-
-/// A recovery also ends this long after the first request could leave, whatever was served: an account that is used
-/// seldom recovers, and so do callers whose answers no layer sees. A service that still refuses begins another pause.
-const RECOVERY: Duration = Duration::from_secs(60);
-
-/// The wait of a caller that has no more time while other requests are under way.
-const PROBED: Duration = Duration::from_secs(1);
+/// All callers have begun so long after the end of a pause.
+const LAST: Duration = Duration::from_secs(30);
 
 /// The paused accounts that this process knows. Clones of a limiter share them.
 #[derive(Debug, Default)]
@@ -77,79 +58,38 @@ pub(super) struct Pauses {
     /// How many accounts are known. Written under the lock.
     known: AtomicUsize,
     accounts: Mutex<HashMap<Key, Account>>,
-    /// Whether a layer reports the answers of the other service.
-    is_followed: AtomicBool,
-    /// Accounts under which such a layer has seen a request: at most [`MAX_KNOWN`].
-    followed: RwLock<HashSet<Key>>,
-    /// Notified when a request of a paused account ends.
+    /// Notified when an account is paused otherwise than before.
     changed: Notify,
-    /// Notified when an account is paused for longer than before.
-    paused: Notify,
 }
 
-/// An account that is paused, that recovers from a pause, or that may be refused without a time again.
+/// An account that is paused, or whose callers begin after a pause.
 #[derive(Debug)]
 struct Account {
     /// The end by the store's clock, and since when it is known; `None` until the store has answered.
     stored: Option<(u64, Instant)>,
     /// Whether the store did not get the pause, so that the next refusal has to write it.
     is_unwritten: bool,
+    length: Duration,
     ends: Instant,
-    /// When the first request may leave: a little after the end.
-    starts: Instant,
-    /// Whether the account is paused, or limits its requests under way after a pause.
-    recovers: bool,
-    /// How many requests were served since the last pause: one more may be under way at a time.
-    served: usize,
-    under_way: SmallVec<[UnderWay; 1]>,
-    /// How many requests were ever under way.
-    numbers: u64,
-    /// How often the account was refused without a time, less the successes since.
-    #[cfg(feature = "obey")]
-    doublings: u32,
+    /// `None` until the pause has ended.
+    turns: Option<Turns>,
 }
 
-/// A request that others wait for.
+/// When callers begin after a pause.
 #[derive(Clone, Copy, Debug)]
-struct UnderWay {
-    number: u64,
-    stage: Stage,
-    /// Until when the others wait.
-    until: Instant,
+struct Turns {
+    interval: Duration,
+    next: Instant,
+    /// When all have begun that waited at the end.
+    over: Instant,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
-    /// The store decides.
-    Asked,
-    Admitted,
-    /// A layer has seen the request, and will see its answer.
-    #[cfg(feature = "obey")]
-    Left,
-}
-
-/// Whether a check may go to the store.
-pub(super) enum Entry<'a> {
-    /// No account of the check is paused.
-    Free,
-    /// As one of few, until its request has ended.
-    Counted(Place<'a>),
-    Hold(Hold<'a>),
-}
-
-/// Why a check may not go to the store yet.
-pub(super) struct Hold<'a> {
-    pub(super) until: Instant,
-    pub(super) changed: Notified<'a>,
-    blocked: Blocked,
-}
-
-/// The right to send one of few requests, given back when dropped.
-pub(super) struct Place<'a> {
-    pauses: &'a Pauses,
-    /// The paused accounts, and the number of the request under each.
-    keys: SmallVec<[(Key, u64); 1]>,
-    asked: Instant,
+/// When an account opens for a caller.
+#[derive(Clone, Copy)]
+pub(super) struct Opens {
+    pub(super) at: Instant,
+    /// Whether no other caller gets this time. Otherwise the store does not have the pause yet.
+    pub(super) is_turn: bool,
 }
 
 /// Pauses an account, here at once and then in the store.
@@ -158,16 +98,25 @@ pub(super) async fn pause(
     key: &Key,
     request: BlockRequest,
 ) -> Result<Block, StoreError> {
-    let now = Instant::now();
-    let ends = now + request.until().span().unwrap_or_default().min(FOR_EVER);
-    let pauses = &limiter.inner.memory.pauses;
-    let change = pauses.change(key, now, |account| account.lengthen(ends, now));
-    // Without room for another account, each pause counts as new.
-    if change.is_none_or(|(_, is_new)| is_new) {
-        report_pause(limiter, key, None, &request);
-    }
-    pauses.paused.notify_waiters();
+    note_pause(limiter, key, None, &request);
     store_pause(limiter, key, request).await
+}
+
+/// Notes a pause, and reports it if the account was not paused. Returns whether it is longer than before.
+fn note_pause(limiter: &Limiter, key: &Key, label: Option<&str>, request: &BlockRequest) -> bool {
+    let length = request.until().span().unwrap_or_default();
+    let (is_longer, is_new) = limiter.inner.memory.pauses.lengthen(key, length);
+    if is_new {
+        let (kind, reason) = (key.kind(), request.details().reason());
+        warning::paused(kind, label, reason, length);
+        limiter.events().report(|| Event::Pause {
+            kind,
+            label,
+            reason,
+            length,
+        });
+    }
+    is_longer
 }
 
 /// If the store fails, the pause holds in this process while the store cannot decide.
@@ -180,184 +129,178 @@ async fn store_pause(
     let now = Instant::now();
     let result = limiter.store_block(key, request).await;
     let memory = &limiter.inner.memory;
-    match &result {
-        Ok(block) => memory.pauses.confirm(key, *block),
-        Err(_) => {
-            let block = Block::begin(length.into(), BlockedBy::Pause, our_now_ms());
-            memory.refusals.note_longer(key, block, length, now);
-            memory.pauses.write_failed(key);
-        }
+    if result.is_err() {
+        let block = Block::begin(length.into(), BlockedBy::Pause, our_now_ms());
+        memory.refusals.note_longer(key, block, length, now);
     }
+    let until_ms = result.as_ref().ok();
+    let until_ms = until_ms.map(|block| block.until_ms().unwrap_or(u64::MAX));
+    memory.pauses.stored(key, until_ms);
     result
 }
 
-fn report_pause(limiter: &Limiter, key: &Key, label: Option<&str>, request: &BlockRequest) {
-    let (kind, reason) = (key.kind(), request.details().reason());
-    let length = request.until().span().unwrap_or_default();
-    warning::paused(kind, label, reason, length);
-    limiter.events().report(|| Event::Pause {
-        kind,
-        label,
-        reason,
-        length,
-    });
-}
-
-impl Hold<'_> {
-    /// The denial of a caller that has no more time.
-    pub(super) fn into_decision(self) -> Decision {
-        Decision::Blocked(self.blocked).local()
+#[cfg(feature = "obey")]
+impl Limiter {
+    /// Pauses an account unless it is paused for as long. Returns the call that stores the pause.
+    pub(crate) fn pause_longer(
+        &self,
+        key: &Key,
+        label: Option<&str>,
+        request: BlockRequest,
+    ) -> Option<impl Future<Output = ()> + Send + 'static> {
+        let (limiter, key) = (self.clone(), key.clone());
+        note_pause(self, &key, label, &request).then_some(async move {
+            // The limiter has reported an error, and the pause holds here all the same.
+            let _ = store_pause(&limiter, &key, request).await;
+        })
     }
 }
 
 impl Pauses {
-    /// Lets a check go to the store, unless too many requests of one of its accounts are under way.
-    pub(super) fn enter(&self, check: &Check) -> Entry<'_> {
+    /// When a caller with this deadline may ask the store, if not now; an error if too late. `waiting` says how many wait
+    /// under a key.
+    pub(super) fn begin(
+        &self,
+        check: &Check,
+        deadline: Instant,
+        waiting: impl Fn(&Key) -> usize,
+    ) -> Result<Option<Opens>, Blocked> {
         if self.known.load(Acquire) == 0 {
-            return Entry::Free;
+            return Ok(None);
         }
         let now = Instant::now();
         let mut accounts = self.lock();
-        let mut keys = SmallVec::<[&Key; 1]>::new();
         for key in check.deniable_keys() {
-            let Some(account) = accounts.get_mut(key) else {
-                continue;
-            };
-            if !account.still_recovers(now) {
-                continue;
-            }
-            if account.forget_overdue(now) && !self.has_followed(key) {
-                // No layer follows the requests of this account.
+            let is_over = |account: &mut Account| account.is_over(now, || waiting(key));
+            if accounts.get_mut(key).is_some_and(is_over) {
                 accounts.remove(key);
-                self.known.store(accounts.len(), Release);
-                continue;
             }
-            if let Some(until) = account.holds_until(now) {
-                // Listens from before any change on, since that needs the lock.
-                let changed = self.changed.notified();
-                let blocked = account.blocked(key, now);
-                return Entry::Hold(Hold {
-                    until,
-                    changed,
-                    blocked,
-                });
+        }
+        self.known.store(accounts.len(), Release);
+        let Some((key, opens)) = last_to_open(&accounts, check, now) else {
+            return Ok(None);
+        };
+        if opens.at > deadline {
+            return Err(blocked(key, opens.at, now));
+        }
+        for key in check.deniable_keys().filter(|_| opens.is_turn) {
+            if let Some(turns) = accounts.get_mut(key).and_then(|it| it.turns.as_mut()) {
+                turns.take(opens.at);
             }
-            keys.push(key);
         }
-        if keys.is_empty() {
-            return Entry::Free;
-        }
-        let until = now + FOR_EVER; // the place is given back when the store has answered
-        let keys = keys.into_iter().filter_map(|key| {
-            let number = accounts.get_mut(key)?.begin(until);
-            Some((key.clone(), number))
-        });
-        Entry::Counted(Place {
-            pauses: self,
-            keys: keys.collect(),
-            asked: now,
-        })
+        Ok(Some(opens))
+    }
+
+    /// The denial of a caller that has no more time, if it may not ask the store.
+    pub(super) fn blocked(&self, check: &Check) -> Option<Blocked> {
+        let (now, accounts) = (Instant::now(), self.lock());
+        let (key, opens) = last_to_open(&accounts, check, now)?;
+        (opens.at > now).then(|| blocked(key, opens.at, now))
     }
 
     /// Whether an account of this check is paused until after the deadline, as far as this process knows.
     pub(super) fn outlast(&self, check: &Check, deadline: Instant) -> bool {
+        self.any(check, |account| account.ends > deadline)
+    }
+
+    /// Whether callers under an account of this check go one after the other.
+    pub(super) fn are_known(&self, check: &Check) -> bool {
+        let now = Instant::now();
+        self.any(check, |account| now < account.ends + LAST)
+    }
+
+    fn any(&self, check: &Check, is_meant: impl Fn(&Account) -> bool) -> bool {
         if self.known.load(Acquire) == 0 {
             return false;
         }
         let accounts = self.lock();
         let mut known = check.deniable_keys().filter_map(|key| accounts.get(key));
-        known.any(|account| account.recovers && account.starts > deadline)
+        known.any(is_meant)
     }
 
-    /// Becomes ready when an account is paused for longer than before.
-    pub(super) fn next_pause(&self) -> Notified<'_> {
-        self.paused.notified()
+    /// Becomes ready when an account is paused otherwise than now.
+    pub(super) fn next_change(&self) -> Notified<'_> {
+        self.changed.notified()
     }
 
-    fn has_followed(&self, key: &Key) -> bool {
-        let followed = self.followed.read().unwrap_or_else(PoisonError::into_inner);
-        followed.contains(key)
-    }
-
-    /// Whether callers under an account of this check go one after the other.
-    pub(super) fn is_recovering(&self, check: &Check) -> bool {
-        if self.known.load(Acquire) == 0 {
-            return false;
-        }
-        let accounts = self.lock();
-        let mut keys = check.deniable_keys();
-        keys.any(|key| accounts.get(key).is_some_and(|account| account.recovers))
-    }
-
-    /// Notes the end by the store's clock.
-    fn confirm(&self, key: &Key, block: Block) {
-        let until_ms = block.until_ms().unwrap_or(u64::MAX);
+    /// Pauses an account, unless it is paused for as long. Returns whether that changes the end, and whether the account
+    /// was not paused.
+    fn lengthen(&self, key: &Key, length: Duration) -> (bool, bool) {
         let now = Instant::now();
-        self.change(key, now, |account| account.stored = Some((until_ms, now)));
+        let mut ends = now + length.min(FOR_EVER);
+        let accounts = self.lock();
+        let known = accounts.get(key).filter(|account| account.ends > now);
+        let is_new = known.is_none();
+        let changes = known.is_none_or(|it| it.is_unwritten || ends > it.ends + SAME);
+        ends = ends.max(known.map_or(ends, |it| it.ends));
+        if changes {
+            self.set(accounts, key, Account::paused(None, ends, now), now);
+        }
+        (changes, is_new)
     }
 
-    fn write_failed(&self, key: &Key) {
-        self.edit(|accounts| {
-            if let Some(account) = accounts.get_mut(key) {
-                account.is_unwritten = account.stored.is_none();
+    /// Notes a pause, if there is room for another account, and lets those that wait look again.
+    fn set(
+        &self,
+        mut accounts: MutexGuard<'_, HashMap<Key, Account>>,
+        key: &Key,
+        account: Account,
+        now: Instant,
+    ) {
+        if accounts.len() >= MAX_KNOWN {
+            accounts.retain(|_, account| account.ends > now);
+        }
+        if accounts.len() < MAX_KNOWN || accounts.contains_key(key) {
+            accounts.insert(key.clone(), account);
+        }
+        self.known.store(accounts.len(), Release);
+        drop(accounts);
+        self.changed.notify_waiters();
+    }
+
+    /// Notes the store's answer to a pause: its end by the store's clock.
+    fn stored(&self, key: &Key, until_ms: Option<u64>) {
+        if let Some(account) = self.lock().get_mut(key) {
+            match until_ms {
+                Some(until_ms) => account.stored = Some((until_ms, Instant::now())),
+                None => account.is_unwritten = account.stored.is_none(),
             }
-        });
+        }
+        self.changed.notify_waiters();
     }
 
-    /// Learns a pause from the store's answer, and returns when the first caller may begin.
+    /// Learns a pause from the store's answer, and returns its end.
     pub(super) fn see(&self, blocked: &Blocked) -> Instant {
         let now = Instant::now();
         let until_ms = blocked.block().until_ms().unwrap_or(u64::MAX);
         let ends = now + blocked.retry_after().unwrap_or_default().min(FOR_EVER);
-        let seen = self.change(blocked.key(), now, |account| {
-            let is_known = account.stored.is_some_and(|(known, _)| known == until_ms);
-            if !is_known {
-                account.pause(ends, now);
-                account.stored = Some((until_ms, now));
-            } else if account.starts < ends {
-                // The known end was an estimate.
-                account.postpone(ends);
-            }
-            (account.starts, is_known)
-        });
-        let (starts, is_known) = seen.unwrap_or((ends, true));
-        if !is_known {
-            self.paused.notify_waiters();
+        let accounts = self.lock();
+        let known = accounts.get(blocked.key());
+        let same = known.filter(|it| it.stored.is_some_and(|(known_ms, _)| known_ms == until_ms));
+        // The known end is an estimate.
+        if same.is_none_or(|it| it.ends < ends) {
+            let mut account = Account::paused(Some((until_ms, now)), ends, now);
+            account.length = same.map_or(account.length, |it| it.length);
+            self.set(accounts, blocked.key(), account, now);
         }
-        starts
+        ends
+    }
+
+    /// Forgets a pause that the store had when it was asked, and has no longer: it has admitted the check.
+    pub(super) fn see_admitted(&self, check: &Check, asked: Instant) {
+        let (now, knew) = (Instant::now(), |since| since <= asked);
+        let is_ended = |it: &Account| now < it.ends && it.stored.is_some_and(|it| knew(it.1));
+        if self.any(check, is_ended) {
+            check.deniable_keys().for_each(|key| self.forget(key));
+        }
     }
 
     pub(super) fn forget(&self, key: &Key) {
-        self.edit(|accounts| accounts.remove(key));
-    }
-
-    /// Changes an account, which may be new; `None` if there is no room for another.
-    fn change<T>(
-        &self,
-        key: &Key,
-        now: Instant,
-        change: impl FnOnce(&mut Account) -> T,
-    ) -> Option<T> {
-        self.edit(|accounts| {
-            if accounts.len() >= MAX_KNOWN && !accounts.contains_key(key) {
-                accounts.retain(|_, account| account.starts > now);
-                if accounts.len() >= MAX_KNOWN {
-                    return None;
-                }
-            }
-            let account = accounts.entry(key.clone());
-            Some(change(account.or_insert_with(|| Account::new(now))))
-        })
-    }
-
-    /// Changes accounts, and lets the callers on hold look again.
-    fn edit<T>(&self, edit: impl FnOnce(&mut HashMap<Key, Account>) -> T) -> T {
         let mut accounts = self.lock();
-        let edited = edit(&mut accounts);
+        accounts.remove(key);
         self.known.store(accounts.len(), Release);
         drop(accounts);
         self.changed.notify_waiters();
-        edited
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Key, Account>> {
@@ -365,160 +308,79 @@ impl Pauses {
     }
 }
 
-impl Account {
-    const fn new(now: Instant) -> Self {
-        Self {
-            stored: None,
-            is_unwritten: false,
-            ends: now,
-            starts: now,
-            recovers: false,
-            served: 0,
-            under_way: SmallVec::new_const(),
-            numbers: 0,
-            #[cfg(feature = "obey")]
-            doublings: 0,
-        }
-    }
-
-    /// Pauses until then, unless the account is paused for as long. Returns whether the end changes, and whether the
-    /// account was not paused.
-    fn lengthen(&mut self, ends: Instant, now: Instant) -> (bool, bool) {
-        let is_new = !self.recovers || self.ends <= now;
-        let changes = is_new || self.is_unwritten || ends > self.ends + SAME;
-        if changes {
-            self.pause(ends.max(self.ends), now);
-        }
-        (changes, is_new)
-    }
-
-    fn pause(&mut self, ends: Instant, now: Instant) {
-        let length = ends.saturating_duration_since(now);
-        self.ends = ends;
-        self.starts = ends + jitter::random_up_to(length / 20);
-        self.begin_recovery();
-        self.stored = None;
-        self.is_unwritten = false;
-    }
-
-    /// Moves the end of the same pause, and with it the time that was drawn for the first request.
-    fn postpone(&mut self, ends: Instant) {
-        self.starts += ends.saturating_duration_since(self.ends);
-        self.ends = ends;
-        self.begin_recovery();
-    }
-
-    fn begin_recovery(&mut self) {
-        self.recovers = true;
-        self.served = 0;
-        self.under_way.clear();
-    }
-
-    fn still_recovers(&mut self, now: Instant) -> bool {
-        self.recovers &= now < self.starts + RECOVERY;
-        self.recovers
-    }
-
-    /// Counts a request, and returns its number.
-    fn begin(&mut self, until: Instant) -> u64 {
-        self.numbers += 1;
-        self.under_way.push(UnderWay {
-            number: self.numbers,
-            stage: Stage::Asked,
-            until,
-        });
-        self.numbers
-    }
-
-    fn end(&mut self, number: u64) {
-        self.under_way.retain(|request| request.number != number);
-    }
-
-    /// Returns whether one of them was admitted and never seen by a layer.
-    fn forget_overdue(&mut self, now: Instant) -> bool {
-        let mut is_unseen = false;
-        self.under_way.retain(|request| {
-            is_unseen |= request.until <= now && request.stage == Stage::Admitted;
-            request.until > now
-        });
-        is_unseen
-    }
-
-    /// Until when a check may not go to the store. It may during a pause that the store has: the store may know that
-    /// the pause was ended.
-    fn holds_until(&self, now: Instant) -> Option<Instant> {
-        let is_known_here_alone = self.stored.is_none();
-        if (is_known_here_alone || self.ends <= now) && self.starts > now {
-            return Some(self.starts);
-        }
-        let is_full = self.under_way.len() > self.served;
-        let first = self.under_way.iter().map(|request| request.until).min();
-        first.filter(|_| is_full)
-    }
-
-    fn blocked(&self, key: &Key, now: Instant) -> Blocked {
-        let wait = match self.starts.saturating_duration_since(now) {
-            Duration::ZERO => PROBED,
-            wait => wait,
+/// The account of this check that opens last.
+fn last_to_open<'c>(
+    accounts: &HashMap<Key, Account>,
+    check: &'c Check,
+    now: Instant,
+) -> Option<(&'c Key, Opens)> {
+    let known = check.deniable_keys().filter_map(|key| {
+        let account = accounts.get(key)?;
+        let at = match account.turns {
+            Some(turns) => turns.next.min(account.ends + LAST).max(now),
+            // The store is asked during a pause that it has: it may know that the pause was ended.
+            None if account.stored.is_some() => return None,
+            None => account.ends,
         };
-        let now_ms = our_now_ms();
-        let block = Block::begin(wait.into(), BlockedBy::Pause, now_ms);
-        Blocked::new(key.clone(), block, now_ms)
-    }
+        let is_turn = account.turns.is_some();
+        Some((key, Opens { at, is_turn }))
+    });
+    known.max_by_key(|(_, opens)| (opens.at, !opens.is_turn))
+}
+
+fn blocked(key: &Key, opens: Instant, now: Instant) -> Blocked {
+    let wait = opens.saturating_duration_since(now).max(LEAST);
+    let now_ms = our_now_ms();
+    let block = Block::begin(wait.into(), BlockedBy::Pause, now_ms);
+    Blocked::new(key.clone(), block, now_ms)
 }
 
 fn our_now_ms() -> u64 {
     millis(UNIX_EPOCH.elapsed().unwrap_or_default())
 }
 
-impl Place<'_> {
-    /// Notes the store's answer. An admitted request counts until it has ended.
-    pub(super) fn answered(mut self, resolution: &Resolution) {
-        let leaves = match resolution {
-            Resolution::Decided(decision) => decision.is_allowed(),
-            Resolution::Open(..) => true,
-            Resolution::Closed(_) => false,
-        };
-        if !leaves {
-            return;
+impl Account {
+    fn paused(stored: Option<(u64, Instant)>, ends: Instant, now: Instant) -> Self {
+        Self {
+            stored,
+            is_unwritten: false,
+            length: ends.saturating_duration_since(now),
+            ends,
+            turns: None,
         }
-        let now = Instant::now();
-        let is_followed = self.pauses.is_followed.load(Relaxed);
-        let keys = std::mem::take(&mut self.keys);
-        self.pauses.edit(|accounts| {
-            for (key, number) in &keys {
-                if !is_followed {
-                    accounts.remove(key);
-                }
-                let Some(account) = accounts.get_mut(key) else {
-                    continue;
-                };
-                // The store knew of the pause when it was asked, and no longer has it.
-                if account.stored.is_some_and(|(_, since)| since <= self.asked) {
-                    account.ends = account.ends.min(now);
-                    account.starts = account.starts.min(now);
-                }
-                let mut under_way = account.under_way.iter_mut();
-                if let Some(this) = under_way.find(|request| request.number == *number) {
-                    this.stage = Stage::Admitted;
-                    this.until = now + HANDOVER;
-                }
+    }
+
+    /// Whether all may begin. `waiting` says how many wait: they get their turns at the end of the pause.
+    fn is_over(&mut self, now: Instant, waiting: impl FnOnce() -> usize) -> bool {
+        if now < self.ends {
+            return false;
+        }
+        if self.turns.is_none() {
+            let waiting = u32::try_from(waiting()).unwrap_or(u32::MAX).max(1);
+            if waiting == 1 && now > self.ends + SAME {
+                return true; // this caller has come since
             }
-        });
+            self.turns = Some(Turns::new(self.length, self.ends, waiting));
+        }
+        let all = self.turns.map_or(now, |turns| turns.next.max(turns.over));
+        now >= all.min(self.ends + LAST)
     }
 }
 
-impl Drop for Place<'_> {
-    fn drop(&mut self) {
-        if self.keys.is_empty() {
-            return;
+impl Turns {
+    /// For so many callers that wait at the end of a pause: within a fifth of its length, if they are few.
+    fn new(length: Duration, ends: Instant, waiting: u32) -> Self {
+        let interval = (length / 5 / waiting).max(LEAST).min(LAST / waiting);
+        let first = ends + jitter::random_up_to(interval);
+        Self {
+            interval,
+            next: first,
+            over: first + interval * waiting,
         }
-        self.pauses.edit(|accounts| {
-            for (key, number) in &self.keys {
-                if let Some(account) = accounts.get_mut(key) {
-                    account.end(*number);
-                }
-            }
-        });
+    }
+
+    /// Gives this turn to a caller. One that is a little late does not delay the next.
+    fn take(&mut self, turn: Instant) {
+        self.next = self.next.max(turn - self.interval / 2) + self.interval;
     }
 }

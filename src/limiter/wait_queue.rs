@@ -6,16 +6,15 @@
 //!                    └─ sleep ◀┘ until the store should have room, at most RECHECK, or until units are given back
 //! ```
 //!
-//! Only callers with a [turn](turns) ask the store. A caller that leaves passes on its turn and the store's last
-//! denial. A caller that cannot be admitted in time, behind those [ahead](forecast), is denied at once.
+//! Only callers with a [turn](turns) ask the store. A caller that leaves passes on its turn and the store's [last
+//! denial](last_denial). A caller that this denies for longer than it waits learns so at once, any other at its deadline.
 //!
-//! [`WaitQueues`] finds the queue of a caller. The [line](line) of a queue finds the callers that come too late.
+//! [`WaitQueues`] finds the queue of a caller.
 //!
 //! A queue is for policies with their rules: a caller under a new limit does not wait behind one that sleeps under the
 //! old. Both use the same counts and compete like two processes; the store's limit holds for all of them.
 
-mod forecast;
-mod line;
+mod last_denial;
 mod queues;
 mod turns;
 
@@ -25,15 +24,11 @@ use tokio::time::{Instant, timeout_at};
 
 pub(super) use self::queues::WaitQueues;
 use self::{
-    line::{LastDenial, MIN_SLEEP, RECHECK},
-    queues::{Ticket, WaitQueue},
+    last_denial::{LastDenial, MIN_SLEEP, RECHECK},
+    queues::Ticket,
     turns::Turn,
 };
-use super::{
-    FOR_EVER, Limiter, Resolution,
-    pauses::{Entry, Pauses},
-    resolution::is_open,
-};
+use super::{FOR_EVER, Limiter, Resolution, pauses::Pauses, resolution::is_open};
 use crate::{
     domain::{
         block::BlockedBy,
@@ -41,6 +36,7 @@ use crate::{
         check::Check,
         decision::{Blocked, Decision},
         error::{StoreError, StoreErrorKind},
+        key::Key,
     },
     observe::{CallKind, Timing},
     timer::LazySleep,
@@ -58,8 +54,8 @@ pub(crate) enum WhereOpen {
 /// The result of waiting for a turn.
 enum Wait<'a> {
     Turn(Turn<'a>),
-    /// The turn would come too late: the earliest admission is at this time.
-    TooLate(LastDenial, Instant),
+    /// This denial applies, and the caller's time is up, or will be before it ends.
+    Denied(LastDenial),
     /// The caller's time is up, or will be before a pause ends, and no known denial applies.
     TimedOut,
 }
@@ -147,21 +143,27 @@ impl Waiter<'_> {
             &self.limiter.inner.memory.queues,
             self.limiter.inner.max_queue,
         );
-        let ticket = match queues.join(check, self.deadline, most) {
+        let ticket = match queues.join(check, most) {
             Ok(ticket) => ticket,
-            Err(queue) => return self.deny_behind(&queue, check).await,
+            // The queue is full.
+            Err(queue) => {
+                return match queue.valid_denial() {
+                    Some(last) => self.deny(last.decision(check), check),
+                    None => self.decide_last(check).await,
+                };
+            }
         };
         match self.take_turn(&ticket).await {
             Wait::Turn(_turn) => {
                 let resolution = self.ask_until(&ticket).await;
-                let turns = match self.pauses().is_recovering(check) {
+                let turns = match self.pauses().are_known(check) {
                     true => 1,
                     false => turns_after(&resolution, self.where_open),
                 };
                 ticket.queue.turns.set_number(turns);
                 resolution
             }
-            Wait::TooLate(last, earliest) => self.deny_like(&last, check, earliest),
+            Wait::Denied(last) => self.deny(last.decision(check), check),
             Wait::TimedOut => self.decide_last(check).await,
         }
     }
@@ -179,30 +181,10 @@ impl Waiter<'_> {
 
     /// Decides the check of a caller that cannot wait any longer.
     async fn decide_last(&self, check: &Check) -> Resolution {
-        match self.pauses().enter(check) {
-            Entry::Free => self.decide(check).await,
-            Entry::Counted(place) => {
-                let resolution = self.decide(check).await;
-                place.answered(&resolution);
-                resolution
-            }
-            Entry::Hold(hold) => self.deny(hold.into_decision(), check),
+        match self.pauses().blocked(check) {
+            Some(blocked) => self.deny(Decision::Blocked(blocked).local(), check),
+            None => self.decide(check).await,
         }
-    }
-
-    /// Answers a caller that found the queue full.
-    async fn deny_behind(&self, queue: &WaitQueue, check: &Check) -> Resolution {
-        let forecast = queue.line().forecast_behind(check);
-        match forecast {
-            Some((last, earliest)) => self.deny_like(&last, check, earliest),
-            // No denial holds yet.
-            None => self.decide_last(check).await,
-        }
-    }
-
-    /// Denies a check because of the store's last denial to another caller.
-    fn deny_like(&self, last: &LastDenial, check: &Check, earliest: Instant) -> Resolution {
-        self.deny(last.decision(check, earliest), check)
     }
 
     /// Denies a check without asking the store.
@@ -222,9 +204,10 @@ impl Waiter<'_> {
         let mut end = pin!(LazySleep::new(rest));
         loop {
             let mut denied = pin!(queue.denied.notified()); // listens from before the look at the line on
-            let mut paused = pin!(self.pauses().next_pause()); // the same
-            if let Some((last, earliest)) = ticket.too_late() {
-                return Wait::TooLate(last, earliest);
+            let mut paused = pin!(self.pauses().next_change()); // the same
+            let known = queue.denial(&ticket.check);
+            if let Some(last) = known.filter(|last| last.until > deadline) {
+                return Wait::Denied(last);
             }
             if self.pauses().outlast(&ticket.check, deadline) {
                 return Wait::TimedOut;
@@ -238,7 +221,8 @@ impl Waiter<'_> {
                     return Poll::Ready(None);
                 }
                 if end.as_mut().poll(cx).is_ready() {
-                    return Poll::Ready(Some(Wait::TimedOut));
+                    let denied = queue.denial(&ticket.check).map(Wait::Denied);
+                    return Poll::Ready(Some(denied.unwrap_or(Wait::TimedOut)));
                 }
                 self.begin_wait(ticket);
                 Poll::Pending
@@ -254,30 +238,22 @@ impl Waiter<'_> {
         let (queue, check, deadline) = (&*ticket.queue, &ticket.check, self.deadline);
         // Listen before each question, so as not to miss units given back before the answer arrives.
         let mut room = queue.room.notified();
-        let mut known = queue.line().denial(check);
+        let mut known = queue.denial(check);
         loop {
             let wake_at = match known.take() {
                 Some(denial) if denial.until > deadline => {
-                    return self.deny_like(&denial, check, denial.until);
+                    return self.deny(denial.decision(check), check);
                 }
                 Some(denial) => denial.ask_again.min(deadline),
                 None => {
-                    let entry = self.pauses().enter(check);
-                    let place = match entry {
-                        Entry::Free => None,
-                        Entry::Counted(place) => Some(place),
-                        Entry::Hold(hold) if Instant::now() < deadline => {
-                            let until = hold.until.min(deadline);
-                            self.begin_wait(ticket);
-                            let _ = timeout_at(until, hold.changed).await;
-                            continue;
-                        }
-                        Entry::Hold(hold) => return self.deny(hold.into_decision(), check),
-                    };
-                    let given_back = queue.given_back(); // before the store is asked
+                    if let Err(blocked) = self.begin(ticket).await {
+                        return self.deny(Decision::Blocked(blocked).local(), check);
+                    }
+                    let (given_back, asked) = (queue.given_back(), Instant::now());
                     let resolution = self.decide(check).await;
-                    if let Some(place) = place {
-                        place.answered(&resolution);
+                    if matches!(&resolution, Resolution::Decided(decision) if decision.is_allowed())
+                    {
+                        self.pauses().see_admitted(check, asked);
                     }
                     match self.next_question(ticket, &resolution, given_back) {
                         Some(wake_at) => wake_at,
@@ -288,6 +264,23 @@ impl Waiter<'_> {
             self.begin_wait(ticket);
             let _ = timeout_at(wake_at, room).await;
             room = queue.room.notified();
+        }
+    }
+
+    /// Waits for the caller's turn after a pause; an error if it would come too late.
+    async fn begin(&self, ticket: &Ticket<'_>) -> Result<(), Blocked> {
+        let waiting = |key: &Key| self.limiter.inner.memory.queues.waiting(key);
+        let pauses = self.pauses();
+        loop {
+            let changed = pauses.next_change(); // listens from before the look on
+            let opens = pauses.begin(&ticket.check, self.deadline, waiting)?;
+            let Some(opens) = opens else {
+                return Ok(());
+            };
+            self.begin_wait(ticket);
+            if timeout_at(opens.at, changed).await.is_err() && opens.is_turn {
+                return Ok(());
+            }
         }
     }
 

@@ -1,4 +1,4 @@
-//! Pauses: replicas wait until another service takes requests again, and then begin one by one.
+//! Pauses: replicas wait until another service takes requests again, and then begin in order, at intervals.
 
 use std::{
     convert::Infallible,
@@ -42,11 +42,20 @@ struct Other {
     under_way: AtomicU32,
     /// Since the last call of `most_at_once`.
     most: AtomicU32,
+    trip: Duration,
 }
 
 impl Other {
     fn new(answer: impl Fn(u128) -> Answer + Send + Sync + 'static) -> Arc<Self> {
+        Self::at_a_distance(TRIP, answer)
+    }
+
+    fn at_a_distance(
+        trip: Duration,
+        answer: impl Fn(u128) -> Answer + Send + Sync + 'static,
+    ) -> Arc<Self> {
         Arc::new(Self {
+            trip,
             start: Instant::now(),
             answer: Box::new(answer),
             seen: Mutex::default(),
@@ -95,11 +104,11 @@ impl Other {
     async fn serve(&self) -> Response<String> {
         let under_way = self.under_way.fetch_add(1, SeqCst) + 1;
         self.most.fetch_max(under_way, SeqCst);
-        sleep(TRIP / 2).await;
+        sleep(self.trip / 2).await;
         let at_ms = self.start.elapsed().as_millis();
         let (status, fields) = (self.answer)(at_ms);
         self.seen.lock().unwrap().push((at_ms, status));
-        sleep(TRIP / 2).await;
+        sleep(self.trip / 2).await;
         self.under_way.fetch_sub(1, SeqCst);
         let mut response = Response::builder().status(status);
         for (name, value) in fields {
@@ -264,7 +273,7 @@ async fn after_a_refusal_no_replica_sends_anything_until_the_pause_ends() {
             "{window}: {of_window:?}"
         );
         assert_eq!(of_window.len() - refused.count(), 60, "{window}");
-        // Their whole seconds end up to a second late, and the first request leaves within a twentieth of the pause.
+        // Their whole seconds end up to a second late, and the first request leaves within an interval.
         assert!(of_window[0].0 - from <= 1_600, "{window}: {seen:?}");
     }
 }
@@ -300,7 +309,7 @@ async fn nothing_leaves_while_the_store_does_not_have_the_pause() {
         let statuses = futures::join!(status(&client), later);
         assert_eq!(statuses, (first, 200));
         let seen = other.seen();
-        assert!((5_000..5_400).contains(&seen[1].0), "{is_lost}: {seen:?}");
+        assert!((5_000..6_100).contains(&seen[1].0), "{is_lost}: {seen:?}");
     }
 }
 
@@ -323,111 +332,109 @@ async fn a_pause_that_the_store_did_not_get_is_stored_by_the_next_refusal() {
     assert_eq!(pauses.lines().len(), 1);
 }
 
-#[tokio::test(start_paused = true)]
-async fn until_one_succeeds_a_process_sends_one_request_at_a_time_and_in_order() {
-    let (other, _, client) = refused_once(|at_ms| if at_ms < 5_600 { 500 } else { 200 }).await;
-    let order = Mutex::new(Vec::new());
-    let callers = (0..40).map(|number| {
-        let (client, order) = (&client, &order);
-        async move {
-            let status = status(client).await;
-            order.lock().unwrap().push((number, status));
-        }
+/// When requests arrived after the first, if so many wait that many ms after each other for a pause.
+async fn arrivals_ms(pause_seconds: u32, callers: u32, apart: Duration) -> Vec<u128> {
+    let other = Other::new(move |at_ms| match at_ms < 1_000 {
+        true => after(429, &pause_seconds.to_string()),
+        false => plain(200),
     });
-    join_all(callers).await;
-    let order = order.into_inner().unwrap();
-    assert!(order.is_sorted(), "{order:?}");
-    let failed = order.iter().filter(|(_, status)| *status == 500).count();
-    assert!(failed > 5, "{order:?}");
-    assert_apart(other.seen()[1..=failed + 1].iter().map(|it| it.0), TRIP);
-}
-
-/// The limit of the other service is smaller than the number that wait.
-#[tokio::test(start_paused = true)]
-async fn after_a_pause_one_more_is_under_way_for_each_that_was_served() {
-    let (other, _, client) = refused_once(|_| 200).await;
-    join_all((0..300).map(|_| status(&client))).await;
-    let seen = other.seen();
-    let arrivals: Vec<_> = seen[1..].iter().map(|(at_ms, _)| *at_ms).collect();
-    let mut rounds = arrivals.clone();
-    rounds.dedup();
-    for at_ms in rounds.clone() {
-        let at_once = arrivals.iter().filter(|it| **it == at_ms).count();
-        let served = arrivals.iter().filter(|it| **it < at_ms).count();
-        assert!(at_once <= served + 1, "{at_once} after {served}");
-    }
-    // The number doubles with each round trip.
-    assert_eq!(arrivals.len(), 300);
-    assert_eq!(rounds.len(), 9, "{rounds:?}");
-    let all = Instant::now();
-    join_all((0..300).map(|_| status(&client))).await;
-    assert_eq!(all.elapsed(), TRIP, "the recovery is over");
-}
-
-#[tokio::test(start_paused = true)]
-async fn an_account_that_is_used_seldom_recovers_a_minute_after_its_pause() {
-    let (_, _, client) = refused_once(|_| 200).await;
-    assert_eq!(status(&client).await, 200);
-    sleep(ms(60_000)).await;
-    let all = Instant::now();
-    join_all((0..50).map(|_| status(&client))).await;
-    assert_eq!(all.elapsed(), TRIP);
-}
-
-/// A token or a connection takes time between the check and the layer that obeys.
-#[tokio::test(start_paused = true)]
-async fn requests_that_are_slow_to_leave_do_not_let_the_others_go() {
-    let other = Other::new(|at_ms| match at_ms {
-        0..5_000 => after(429, "5"),
-        5_000..14_500 => plain(500),
-        _ => plain(200),
-    });
-    let limiter = Timed::new().limiter();
-    let obeying = ServiceBuilder::new()
-        .layer(ObeyLayer::new(limiter.clone(), account()))
-        .service(other.service());
-    let waiting = support::layer(limiter)
-        .deny_blocked(account())
-        .max_wait(LONG)
-        .headers(HeaderStyle::NONE)
-        .rejection(StatusOnly);
-    let client =
-        ServiceBuilder::new()
-            .layer(waiting)
-            .service_fn(move |request: Request<String>| {
-                let obeying = obeying.clone();
-                async move {
-                    sleep(ms(3_000)).await;
-                    obeying.oneshot(request).await
-                }
-            });
-    let client = BoxCloneSyncService::new(client);
+    let client = client(&Timed::new().limiter(), &other, LONG, |obey| obey);
     assert_eq!(status(&client).await, 429);
-    join_all((0..20).map(|_| status(&client))).await;
-    let seen = other.seen();
-    let first_served = seen.iter().position(|(_, status)| *status == 200).unwrap();
-    assert!(first_served > 2, "{seen:?}");
-    assert_apart(seen[1..=first_served].iter().map(|it| it.0), SECOND);
+    let order = Arc::<Mutex<Vec<u32>>>::default();
+    let callers = (0..callers).map(|number| {
+        let (client, order) = (client.clone(), Arc::clone(&order));
+        // Tasks, since each takes its place when it is first polled.
+        tokio::spawn(async move {
+            sleep(apart * number).await;
+            assert_eq!(status(&client).await, 200);
+            order.lock().unwrap().push(number);
+        })
+    });
+    let callers: Vec<_> = callers.collect();
+    for caller in callers {
+        caller.await.unwrap();
+    }
+    let order = order.lock().unwrap();
+    assert!(order.is_sorted(), "{order:?}");
+    other.seen()[1..].iter().map(|(at_ms, _)| *at_ms).collect()
+}
+
+/// The pause, those that wait for it, and the interval.
+#[tokio::test(start_paused = true)]
+async fn after_a_pause_callers_begin_in_order_one_in_each_interval_and_the_last_within_thirty_seconds()
+ {
+    for (pause, callers, interval_ms) in [
+        (5, 40, 98..=102),    // the shortest interval
+        (60, 40, 298..=302),  // a fifth of the pause for all
+        (60, 1_000, 28..=32), // so that the last begins in time
+    ] {
+        let arrivals_ms = arrivals_ms(pause, callers, Duration::ZERO).await;
+        let ends_ms = u128::from(pause) * 1_000 + TRIP.as_millis();
+        assert!(arrivals_ms[0] - ends_ms <= *interval_ms.end() + TRIP.as_millis());
+        assert!(arrivals_ms.last().unwrap() - ends_ms <= 30_000 + TRIP.as_millis());
+        let mut pairs = arrivals_ms.windows(2);
+        assert!(
+            pairs.all(|it| interval_ms.contains(&(it[1] - it[0]))),
+            "{arrivals_ms:?}"
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_caller_that_comes_after_the_end_of_a_pause_begins_behind_the_last() {
+    // Half of them have come by the end of the pause.
+    let arrivals_ms = arrivals_ms(4, 80, ms(100)).await;
+    assert_apart(arrivals_ms, ms(100));
+}
+
+#[tokio::test(start_paused = true)]
+async fn callers_begin_at_once_when_all_have_begun_that_waited_or_none_did() {
+    for first_after in [4_500, 10_000] {
+        let (_, _, client) = refused_once(|_| 200).await;
+        sleep(ms(first_after)).await;
+        assert_eq!(status(&client).await, 200);
+        sleep(ms(1_000)).await;
+        let all = Instant::now();
+        join_all((0..50).map(|_| status(&client))).await;
+        assert_eq!(all.elapsed(), TRIP);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_caller_whose_turn_comes_after_its_deadline_is_denied_by_then() {
+    let (_, limiter, patient) = refused_once(|_| 200).await;
+    let hasty = client(&limiter, &Other::new(|_| plain(200)), ms(6_000), |obey| {
+        obey
+    });
+    let start = Instant::now();
+    let waiting = (0..20).map(|_| status(&patient));
+    let later = async {
+        sleep(ms(10)).await;
+        (status(&hasty).await, start.elapsed())
+    };
+    let (served, (denied, after)) = futures::join!(join_all(waiting), later);
+    assert_eq!(served, [200; 20]);
+    assert_eq!(denied, 429);
+    assert!(after <= ms(6_011), "{after:?}");
 }
 
 /// Two queues, since the policies differ.
 #[tokio::test(start_paused = true)]
-async fn a_store_that_is_slow_to_decide_is_asked_by_one_caller_at_a_time() {
-    let store = Timed::with_latency(ms(3_000));
-    let limiter = store.limiter().timeout(LONG);
-    let _layer = ObeyLayer::new(limiter.clone(), Key::new("account", "other"));
+async fn callers_with_other_policies_share_the_intervals_of_an_account() {
+    let store = Timed::new();
+    let limiter = store.limiter();
     pause(&limiter, 4_000).await;
     let callers = ["one", "another"].map(|name| {
         let policy = Policy::parse(name, "1000/1s").unwrap();
         limiter.acquire([Charge::new(&policy, account(), 1)], LONG)
     });
-    assert!(
-        join_all(callers)
-            .await
-            .into_iter()
-            .all(|it| it.unwrap().is_allowed())
-    );
-    assert_apart(store.asked_ms(), ms(3_000));
+    let admitted = join_all(callers.map(async |caller| {
+        assert!(caller.await.unwrap().is_allowed());
+        store.asked_ms().pop().unwrap()
+    }));
+    let mut admitted_ms = admitted.await;
+    admitted_ms.sort_unstable();
+    assert_apart(admitted_ms, ms(400));
 }
 
 #[tokio::test(start_paused = true)]
@@ -487,7 +494,7 @@ async fn acquire_and_slots_wait_for_a_pause_and_an_operators_block_is_a_block() 
     pause(&limiter, 4_000).await;
     let start = Instant::now();
     assert!(limiter.acquire(charge(), LONG).await.unwrap().is_allowed());
-    assert_waited(start, 4_000..4_200);
+    assert_waited(start, 4_000..4_900);
 
     pause(&limiter, 4_000).await;
     let slot = limiter.acquire_slot(charge(), LONG).await.unwrap();
@@ -564,7 +571,7 @@ async fn without_a_time_pauses_double_up_to_a_bound_and_successes_take_it_back()
     let waits: Vec<_> = refused.windows(2).take(3).map(|it| it[1] - it[0]).collect();
     for (wait, pause) in waits.iter().zip([1_000, 2_000, 4_000]) {
         assert!(
-            (pause..=pause * 105 / 100 + TRIP.as_millis()).contains(wait),
+            (pause..=pause * 12 / 10 + TRIP.as_millis()).contains(wait),
             "{waits:?}"
         );
     }
@@ -599,7 +606,7 @@ async fn a_burst_that_is_refused_without_a_time_doubles_the_pause_once() {
     assert_eq!(pauses.lines(), ["account: 429, no time, 1s"]);
     let start = Instant::now();
     assert_eq!(status(&client).await, 200);
-    assert_waited(start, 1_000..1_100);
+    assert_waited(start, 1_000..1_240);
 }
 
 /// GitHub answers so when the quota is used up, in the second in which it will be full again.
@@ -626,6 +633,38 @@ async fn jobs_that_are_refused_without_a_usable_time_do_not_storm_whatever_the_s
     }
 }
 
+/// How many requests of 40 jobs in two processes the other service refuses, which names the rest of a pause, and after
+/// the first pause refuses for so many more.
+async fn refused_of_forty(trip: Duration, pause: u64, again: u64) -> usize {
+    let store = Timed::new();
+    let other = Other::at_a_distance(trip, move |at_ms| {
+        let seconds = u64::try_from(at_ms).unwrap() / 1_000;
+        match seconds < pause * (1 + again) {
+            true => after(429, &(pause - seconds % pause).to_string()),
+            false => plain(200),
+        }
+    });
+    let processes = [(); 2].map(|()| client(&store.limiter(), &other, LONG, |obey| obey));
+    let job = async |number: usize| while status(&processes[number % 2]).await != 200 {};
+    assert_eq!(status(&processes[0]).await, 429);
+    join_all((0..40).map(job)).await;
+    other.refused_ms().len()
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_forty_callers_of_two_processes_a_service_refuses_those_that_begin_in_a_round_trip() {
+    for trip in [20, 300] {
+        for pause in [2, 60] {
+            for again in 0..=2 {
+                let refused = refused_of_forty(ms(trip), pause, again).await as u64;
+                let most = 1 + again * 2 * (1 + trip / 100);
+                let which = format!("{trip} ms, {pause} s, {again} times more");
+                assert!(refused <= most, "{which}: {refused}, not {most}");
+            }
+        }
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_time_to_retry_pauses_under_each_status_that_may_refuse_and_under_no_other() {
     let pausing = [400, 403, 413, 418, 420, 430, 500, 503, 509, 522, 529, 530].map(|it| (it, true));
@@ -640,7 +679,7 @@ async fn a_time_to_retry_pauses_under_each_status_that_may_refuse_and_under_no_o
         assert_eq!(status(&client).await, asking);
         let start = Instant::now();
         assert_eq!(status(&client).await, 200);
-        let expected = if pauses { 5_000..5_300 } else { 0..100 };
+        let expected = if pauses { 5_000..6_100 } else { 0..100 };
         assert_waited(start, expected);
     }
 }
@@ -672,28 +711,13 @@ async fn a_refusal_without_a_time_can_be_left_alone() {
     assert!(is_paused(&limiter.check(charge()).await.unwrap()));
 }
 
-/// The request that is sent alone never ends: its caller leaves, or it takes longer than the others wait.
+/// One is admitted and never sent, and another gets no answer.
 #[tokio::test(start_paused = true)]
-async fn a_request_that_has_no_end_does_not_hold_back_the_others_for_ever() {
-    let (other, limiter, _) = refused_once(|_| 200).await;
-    let client = client(&limiter, &other, ms(20_000), |obey| obey);
-    // Admitted, and never sent.
-    assert!(limiter.acquire(charge(), LONG).await.unwrap().is_allowed());
-    let start = Instant::now();
-    assert_eq!(status(&client).await, 200);
-    assert_waited(start, 2_000..2_100);
-}
-
-/// The second request, sent alone after a pause, gets no answer.
-#[tokio::test(start_paused = true)]
-async fn a_request_without_an_answer_holds_the_others_back_for_thirty_seconds() {
+async fn a_request_that_has_no_end_holds_no_other_back() {
     let asked = Arc::new(AtomicU32::new(0));
-    let other = Other::new(|at_ms| {
-        if at_ms < 500 {
-            after(429, "1")
-        } else {
-            plain(200)
-        }
+    let other = Other::new(|at_ms| match at_ms < 500 {
+        true => after(429, "1"),
+        false => plain(200),
     });
     let service = other.service();
     let limiter = Timed::new().limiter();
@@ -702,7 +726,7 @@ async fn a_request_without_an_answer_holds_the_others_back_for_thirty_seconds() 
         .max_wait(LONG);
     let client = ServiceBuilder::new()
         .layer(waiting)
-        .layer(ObeyLayer::new(limiter, account()))
+        .layer(ObeyLayer::new(limiter.clone(), account()))
         .service_fn(move |request: Request<String>| {
             let (number, service) = (asked.fetch_add(1, SeqCst), service.clone());
             async move {
@@ -715,21 +739,19 @@ async fn a_request_without_an_answer_holds_the_others_back_for_thirty_seconds() 
     let get = || client.clone().oneshot(Request::new(String::new()));
     assert_eq!(get().await.unwrap().status(), 429);
     let start = Instant::now();
+    assert!(limiter.acquire(charge(), LONG).await.unwrap().is_allowed());
     let unanswered = tokio::spawn(get());
-    sleep(ms(2_000)).await;
-    let others = (0..5).map(|_| get());
-    for response in join_all(others).await {
+    tokio::task::yield_now().await;
+    for response in join_all((0..5).map(|_| get())).await {
         assert_eq!(response.unwrap().status(), 200);
     }
-    assert_waited(start, 31_000..31_200);
+    assert_waited(start, 1_000..2_700);
     unanswered.abort();
 }
 
-/// A layer follows another account.
 #[tokio::test(start_paused = true)]
-async fn callers_under_an_account_that_no_layer_follows_begin_soon_after_the_pause() {
+async fn callers_whose_answers_no_layer_sees_begin_as_others_do() {
     let limiter = Timed::new().limiter();
-    let _other = ObeyLayer::new(limiter.clone(), Key::new("account", "other"));
     pause(&limiter, 4_000).await;
     let start = Instant::now();
     let callers = (0..20).map(|_| limiter.acquire(charge(), LONG));
@@ -739,28 +761,7 @@ async fn callers_under_an_account_that_no_layer_follows_begin_soon_after_the_pau
             .into_iter()
             .all(|it| it.unwrap().is_allowed())
     );
-    assert_waited(start, 4_000..6_300);
-}
-
-/// A layer has seen requests of the account, and afterwards all callers use another client.
-#[tokio::test(start_paused = true)]
-async fn callers_whose_answers_no_layer_sees_go_on_a_minute_after_a_pause() {
-    let other = Other::new(|_| after(429, "1"));
-    let limiter = Timed::new().limiter();
-    let client = client(&limiter, &other, Duration::ZERO, |obey| obey);
-    assert_eq!(status(&client).await, 429);
-    let start = Instant::now();
-    let mut before = 0;
-    while start.elapsed() < Duration::from_secs(61) {
-        assert!(limiter.acquire(charge(), LONG).await.unwrap().is_allowed());
-        before += 1;
-    }
-    assert!((30..=32).contains(&before), "one in two seconds: {before}");
-    let all = Instant::now();
-    for _ in 0..100 {
-        assert!(limiter.acquire(charge(), LONG).await.unwrap().is_allowed());
-    }
-    assert!(all.elapsed() < ms(2_100), "{:?}", all.elapsed());
+    assert_waited(start, 5_900..6_300);
 }
 
 #[tokio::test(start_paused = true)]
@@ -853,7 +854,7 @@ async fn retries_wait_for_the_pause_and_for_a_slot_and_do_not_storm() {
             assert!(last - first <= TRIP.as_millis(), "{seen:?}");
         }
     }
-    assert!(seen.last().unwrap().0 < 22_000, "{seen:?}");
+    assert!(seen.last().unwrap().0 < 23_000, "{seen:?}");
 }
 
 #[tokio::test(start_paused = true)]

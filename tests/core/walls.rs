@@ -20,7 +20,7 @@ observe domain
 store domain warning manual_clock background bounded clock outage timer
 limiter domain store observe warning outage background bounded clock manual_clock timer
 extract domain warning watch
-middleware domain store observe limiter extract warning watch outage timer
+middleware domain store observe limiter extract warning watch outage timer bounded
 ";
 
 /// Crates that only some parts of `src` may name.

@@ -62,21 +62,13 @@ impl Period {
 
     /// Returns how long the longest of these periods lasts, by a clock that is never changed.
     pub(crate) const fn longest(self) -> Duration {
-        Duration::from_secs(86_400 * self.days().1)
-    }
-
-    /// Returns the shortest period of this kind. Only a period in which clocks skip more than two hours is shorter.
-    pub(crate) const fn shortest(self) -> Duration {
-        Duration::from_secs(86_400 * self.days().0 - 7_200)
-    }
-
-    const fn days(self) -> (u64, u64) {
-        match self {
-            Self::Day => (1, 1),
-            Self::Week => (7, 7),
-            Self::Month => (28, 31),
-            Self::Year => (365, 366),
-        }
+        let days = match self {
+            Self::Day => 1,
+            Self::Week => 7,
+            Self::Month => 31,
+            Self::Year => 366,
+        };
+        Duration::from_secs(86_400 * days)
     }
 }
 

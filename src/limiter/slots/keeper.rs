@@ -297,32 +297,34 @@ impl Entries {
 impl Group {
     /// What is to be done now, and when to look again.
     fn due(&mut self, subject: &Subject, now_ms: u64) -> (Due, u64) {
-        let (mut due, mut oldest_ms) = (Due::default(), u64::MAX);
+        let (mut due, mut least_ms) = (Due::default(), u64::MAX);
         for Entry { holding, ended } in self.all.values() {
             match ended {
                 Some(ended) if ended.until_ms > now_ms => due.returns.push(Arc::clone(holding)),
                 Some(_) => due.gone.push(Arc::clone(holding)),
-                None if !holding.is_held() => due.lost.push(Arc::clone(holding)),
-                None if !holding.is_renewed => {}
-                None => oldest_ms = oldest_ms.min(holding.since_ms()),
+                None => match holding.left_ms() {
+                    Some(0) => due.lost.push(Arc::clone(holding)),
+                    Some(left_ms) if holding.is_renewed => least_ms = least_ms.min(left_ms),
+                    _ => {}
+                },
             }
         }
-        let age_ms = (subject.window_ms / 3).saturating_sub(self.early_ms);
-        let (due_ms, tick_ms) = (oldest_ms.saturating_add(age_ms), now_ms + subject.tick_ms());
-        if due_ms > now_ms {
-            return (due, due_ms.min(tick_ms));
+        let rest_ms = subject.window_ms - subject.window_ms / 3 + self.early_ms;
+        let (wait_ms, tick_ms) = (least_ms.saturating_sub(rest_ms), subject.tick_ms());
+        if wait_ms > 0 {
+            return (due, now_ms.saturating_add(wait_ms.min(tick_ms)));
         }
         // Together with those that would be due soon.
-        let is_due = |entry: &Entry| {
-            let since_ms = entry.holding.since_ms();
-            let is_old = since_ms.saturating_add(age_ms / 2) <= now_ms;
-            entry.ended.is_none() && entry.holding.is_renewed && is_old
+        let soon_ms = rest_ms + subject.window_ms / 6;
+        let is_due = |Entry { holding, ended }: &Entry| {
+            let left_ms = holding.left_ms().unwrap_or(0);
+            ended.is_none() && holding.is_renewed && (1..=soon_ms).contains(&left_ms)
         };
         let renewed = self.all.values().filter(|entry| is_due(entry));
         due.renewals
             .extend(renewed.map(|it| Arc::clone(&it.holding)));
         self.early_ms = subject.random_ms();
-        (due, tick_ms)
+        (due, now_ms.saturating_add(tick_ms))
     }
 }
 

@@ -408,14 +408,6 @@ impl Holding {
         self.left_ms().is_some_and(|left_ms| left_ms > 0)
     }
 
-    /// From when on the slots were surely held; 0 if they are not.
-    fn since_ms(&self) -> u64 {
-        match *self.lock() {
-            State::Held { since_ms } => since_ms,
-            State::Lost | State::Returned => 0,
-        }
-    }
-
     /// Notes a renewal that was sent at this time. Returns whether the slots are held: slots that the holder may have
     /// seen lost stay lost.
     fn renewed(&self, asked_at_ms: u64) -> bool {

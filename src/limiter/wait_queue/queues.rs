@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, HashMap},
     hash::{Hash, Hasher},
+    mem,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicUsize, Ordering::Relaxed},
@@ -11,10 +12,7 @@ use std::{
 
 use tokio::{sync::Notify, time::Instant};
 
-use super::{
-    line::{LastDenial, Line},
-    turns::Turns,
-};
+use super::{last_denial::LastDenial, turns::Turns};
 use crate::domain::{
     check::Check, decision::Denial, key::Key, policy::Policy, settlement::Settlement,
 };
@@ -55,12 +53,13 @@ pub(super) struct WaitQueue {
     /// Written under the lock of all queues.
     tickets: AtomicUsize,
     pub(super) turns: Turns,
-    line: Mutex<Line>,
-    /// How often units were given back. Written under the lock of the line.
+    /// The store's last denial of a caller, unless it was for want of a slot, which promises nothing.
+    last: Mutex<Option<LastDenial>>,
+    /// How often units were given back. Written under the lock of the last denial.
     given_back: AtomicUsize,
     /// Notified when units are given back.
     pub(super) room: Notify,
-    /// Notified when the store denies a caller: the denial may show that others come too late.
+    /// Notified when the store denies a caller: others may learn that they come too late.
     pub(super) denied: Notify,
 }
 
@@ -71,7 +70,6 @@ pub(super) struct Ticket<'a> {
     pub(super) check: Check,
     /// The observer that knows that the caller waits, and since when.
     pub(super) waits: OnceLock<(Events, Instant)>,
-    number: u64,
 }
 
 impl WaitQueues {
@@ -83,7 +81,6 @@ impl WaitQueues {
     pub(super) fn join(
         &self,
         check: &Check,
-        deadline: Instant,
         max_queue: usize,
     ) -> Result<Ticket<'_>, Arc<WaitQueue>> {
         let mut all = self.lock();
@@ -93,14 +90,18 @@ impl WaitQueues {
             return Err(queue);
         }
         queue.tickets.fetch_add(1, Relaxed);
-        let number = queue.line().join(check, deadline);
         Ok(Ticket {
             queues: self,
             queue,
             check: check.clone(),
             waits: OnceLock::new(),
-            number,
         })
+    }
+
+    /// How many callers wait for this key.
+    pub(super) fn waiting(&self, key: &Key) -> usize {
+        let queues = self.lock().of_key(key);
+        queues.iter().map(|queue| queue.tickets.load(Relaxed)).sum()
     }
 
     /// Wakes the callers that wait for this key under a policy of this name, after units were given back.
@@ -140,19 +141,11 @@ impl WaitQueues {
     }
 }
 
-impl Ticket<'_> {
-    /// If this caller comes too late: the denial that shows it, and the earliest admission.
-    pub(super) fn too_late(&self) -> Option<(LastDenial, Instant)> {
-        self.queue.line().too_late(self.number)
-    }
-}
-
 impl Drop for Ticket<'_> {
     fn drop(&mut self) {
         if let Some((events, since)) = self.waits.get() {
             events.wait(&self.check, Some(since.elapsed()));
         }
-        self.queue.line().leave(self.number);
         let mut all = self.queues.lock();
         if self.queue.tickets.fetch_sub(1, Relaxed) == 1 {
             all.forget(&self.queue);
@@ -190,7 +183,7 @@ impl Queues {
         let in_turn = queues.range(*next..).chain(queues.range(..*next));
         let fit = in_turn
             .map(|(_, queue)| queue)
-            .filter(|queue| queue.check.charges(policy, key) && queue.line().lacks_only_slots());
+            .filter(|queue| queue.check.charges(policy, key) && queue.valid_denial().is_none());
         let most = usize::try_from(returned).unwrap_or(usize::MAX);
         let woken: Vec<_> = fit.take(most).cloned().collect();
         *next = woken.last().map_or(*next, |last| last.number + 1);
@@ -248,7 +241,7 @@ impl WaitQueue {
             number,
             tickets: AtomicUsize::new(0),
             turns: Turns::new(),
-            line: Mutex::default(),
+            last: Mutex::default(),
             given_back: AtomicUsize::new(0),
             room: Notify::new(),
             denied: Notify::new(),
@@ -257,10 +250,10 @@ impl WaitQueue {
 
     /// Wakes the callers with a turn, since units were given back.
     fn wake(&self) {
-        let mut line = self.line();
-        line.forget_denial();
+        let mut last = self.last();
+        *last = None;
         self.given_back.fetch_add(1, Relaxed);
-        drop(line);
+        drop(last);
         self.room.notify_waiters();
     }
 
@@ -275,17 +268,31 @@ impl WaitQueue {
     /// Stores a denial, unless units were given back during the call: then the denial is out of date for other callers.
     pub(super) fn remember(&self, check: &Check, denial: &Denial, given_back: usize) -> LastDenial {
         let last = LastDenial::new(check, denial);
-        let mut line = self.line();
-        let is_news = !self.was_given_since(given_back) && line.learn(&last);
-        drop(line);
-        if is_news {
+        let mut known = self.last();
+        if self.was_given_since(given_back) {
+            return last;
+        }
+        let forecast = (!last.is_by_slots()).then(|| last.clone());
+        let before = mem::replace(&mut *known, forecast);
+        drop(known);
+        if !last.is_by_slots() && !before.is_some_and(|before| before.says_the_same_as(&last)) {
             self.denied.notify_waiters();
         }
         last
     }
 
-    pub(super) fn line(&self) -> MutexGuard<'_, Line> {
-        self.line.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The last denial, if it holds yet: the callers wait for more than a slot.
+    pub(super) fn valid_denial(&self) -> Option<LastDenial> {
+        self.last().clone().filter(LastDenial::is_valid)
+    }
+
+    /// The same if it is also true of this check.
+    pub(super) fn denial(&self, check: &Check) -> Option<LastDenial> {
+        self.valid_denial().filter(|last| last.holds_for(check))
+    }
+
+    fn last(&self) -> MutexGuard<'_, Option<LastDenial>> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -77,8 +77,8 @@ impl<R, E> RateLimitLayer<R, E> {
         self.change(|settings| settings.config.deny_blocked.push(Arc::new(extractor)))
     }
 
-    /// Lets requests wait for room, up to this time; a request that would have to wait longer is denied at once. By
-    /// default, requests do not wait.
+    /// Lets requests wait for room, up to this time; a request that would be denied for longer even if no other waited is
+    /// denied at once. By default, requests do not wait.
     ///
     /// Requests under the same policies and keys go in order of arrival: see [`Limiter::acquire`], and [around a
     /// client](crate::middleware#around-a-client). The timeout then limits each store call.

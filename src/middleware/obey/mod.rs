@@ -1,6 +1,7 @@
 #![doc = include_str!("../../../docs/guide/outbound.md")]
 
 mod answer;
+mod backoff;
 mod grpc;
 mod meaning;
 mod quota;
@@ -10,16 +11,16 @@ mod times;
 use std::{fmt, sync::Arc, time::Duration};
 
 use http::request::Parts;
-use smallvec::SmallVec;
 use tower_layer::Layer;
 
 use crate::{
     domain::block::MAX_PAUSE,
     extract::{KeyExtractor, Keys},
-    limiter::{Backoff, FOR_EVER, Limiter, Sent},
+    limiter::{FOR_EVER, Limiter},
     observe::{Event, RequestOutcome},
 };
 
+use self::backoff::Backoff;
 pub use service::Obey;
 #[doc(hidden)]
 pub use service::ObeyFuture;
@@ -58,6 +59,8 @@ struct Shared {
     keys: Arc<dyn KeyExtractor>,
     label: Option<Box<str>>,
     backoff: Backoff,
+    /// The longest pause.
+    max_pause: Duration,
     /// Whether a refusal without a time pauses.
     backs_off: bool,
 }
@@ -76,16 +79,12 @@ impl ObeyLayer {
             limiter.enforces_blocks(),
             "pauses are blocks: create the limiter without `enforce_blocks(false)`"
         );
-        Sent::follow(&limiter);
         let shared = Shared {
             limiter,
             keys: Arc::new(account),
             label: None,
-            backoff: Backoff {
-                first: Duration::from_secs(1),
-                most: Duration::from_secs(60),
-                max_pause: MAX_PAUSE,
-            },
+            backoff: Backoff::new(Duration::from_secs(1), Duration::from_secs(60)),
+            max_pause: MAX_PAUSE,
             backs_off: true,
         };
         Self {
@@ -109,7 +108,7 @@ impl ObeyLayer {
     #[track_caller]
     pub fn max_pause(self, most: Duration) -> Self {
         assert!(!most.is_zero(), "a pause of zero is none");
-        self.change(|shared| shared.backoff.max_pause = most.min(FOR_EVER))
+        self.change(|shared| shared.max_pause = most.min(FOR_EVER))
     }
 
     /// Sets the pauses for a service that refuses a request without a time: `first`, then twice as long each time, up
@@ -144,9 +143,9 @@ impl ObeyLayer {
 }
 
 impl Shared {
-    /// Notes that a request leaves, for each of its accounts.
-    fn send(&self, head: &Parts) -> SmallVec<[Sent; 1]> {
-        let keys = self.keys.extract(head).unwrap_or_else(|error| {
+    /// The accounts of a request.
+    fn accounts(&self, head: &Parts) -> Keys {
+        self.keys.extract(head).unwrap_or_else(|error| {
             self.limiter.events().report(|| Event::MissingKey {
                 policy: None,
                 shadow: false,
@@ -154,9 +153,7 @@ impl Shared {
                 outcome: RequestOutcome::Passed,
             });
             Keys::skip()
-        });
-        let keys = keys.into_iter();
-        keys.map(|key| Sent::begin(&self.limiter, key)).collect()
+        })
     }
 }
 
@@ -176,7 +173,8 @@ impl fmt::Debug for Shared {
         f.debug_struct("Shared")
             .field("limiter", &self.limiter)
             .field("label", &self.label)
-            .field("backoff", &self.backoff)
+            .field("backoff", &(self.backoff.first, self.backoff.most))
+            .field("max_pause", &self.max_pause)
             .field("backs_off", &self.backs_off)
             .finish_non_exhaustive()
     }

@@ -11,7 +11,7 @@ use std::{
 use http::{Request, Response};
 use pin_project_lite::pin_project;
 use smallvec::SmallVec;
-use tokio::sync::oneshot;
+use tokio::{sync::oneshot, time::Instant};
 use tower_service::Service;
 
 use super::{
@@ -19,7 +19,7 @@ use super::{
     answer::{Answer, Notice},
 };
 use crate::{
-    limiter::{Ask, Sent},
+    domain::{block::BlockRequest, key::Key},
     middleware::respond::Rejection,
 };
 
@@ -44,14 +44,21 @@ where
 
     fn call(&mut self, request: Request<ReqB>) -> Self::Future {
         let (head, body) = request.into_parts();
-        let sent = self.shared.send(&head);
+        let accounts = self.shared.accounts(&head).into_iter().collect();
+        let left = Instant::now();
         ObeyFuture {
             answer: self.inner.call(Request::from_parts(head, body)),
-            sent,
+            sent: Sent { accounts, left },
             shared: self.shared.clone(),
             pausing: None,
         }
     }
+}
+
+/// The accounts of a request, and when it left.
+struct Sent {
+    accounts: SmallVec<[Key; 1]>,
+    left: Instant,
 }
 
 /// Ends when the store has the pause.
@@ -62,7 +69,7 @@ pin_project! {
     pub struct ObeyFuture<F, B> {
         #[pin]
         answer: F,
-        sent: SmallVec<[Sent; 1]>,
+        sent: Sent,
         shared: Arc<Shared>,
         pausing: Option<(Pausing, Response<B>)>,
     }
@@ -77,11 +84,8 @@ where
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
         if this.pausing.is_none() {
-            let answer = ready!(this.answer.as_mut().poll(cx));
-            // However it ended, the next request may leave.
-            let sent = std::mem::take(this.sent);
-            let response = answer?;
-            match obey(this.shared, &sent, &response) {
+            let response = ready!(this.answer.as_mut().poll(cx))?;
+            match obey(this.shared, this.sent, &response) {
                 Some(pausing) => *this.pausing = Some((pausing, response)),
                 None => return Poll::Ready(Ok(response)),
             }
@@ -98,32 +102,47 @@ where
 }
 
 /// Reads an answer. Returns the calls that store a pause.
-fn obey<B>(shared: &Shared, sent: &[Sent], response: &Response<B>) -> Option<Pausing> {
+fn obey<B>(shared: &Shared, sent: &Sent, response: &Response<B>) -> Option<Pausing> {
     // A layer of ours within this one has rejected the request, not the other service.
-    if sent.is_empty() || response.extensions().get::<Rejection>().is_some() {
+    if sent.accounts.is_empty() || response.extensions().get::<Rejection>().is_some() {
         return None;
     }
     let answer = Answer::read(response.status(), response.headers(), SystemTime::now());
     match answer {
         Answer::Refused(notice) if notice.wait.is_some() || shared.backs_off => {
-            return pause(shared, sent, &notice, false);
+            return pause(shared, sent, &notice);
         }
-        Answer::LastOne(notice) => return pause(shared, sent, &notice, true),
-        Answer::Served => sent.iter().for_each(Sent::succeeded),
+        Answer::LastOne(notice) => {
+            sent.served(shared);
+            return pause(shared, sent, &notice);
+        }
+        Answer::Served => sent.served(shared),
         Answer::Refused(_) | Answer::Failed => {}
     }
     None
 }
 
-fn pause(shared: &Shared, sent: &[Sent], notice: &Notice, is_served: bool) -> Option<Pausing> {
-    let ask = Ask {
-        wait: notice.wait,
-        reason: &notice.reason(),
-        label: shared.label.as_deref(),
-        is_served,
-    };
-    let sent = sent.iter();
-    let calls = sent.filter_map(|sent| sent.asked_to_wait(ask, &shared.backoff));
+impl Sent {
+    fn served(&self, shared: &Shared) {
+        for key in &self.accounts {
+            shared.backoff.served(key, self.left);
+        }
+    }
+}
+
+fn pause(shared: &Shared, sent: &Sent, notice: &Notice) -> Option<Pausing> {
+    let (backoff, reason) = (&shared.backoff, notice.reason());
+    let calls = sent.accounts.iter().filter_map(|key| {
+        let length = match notice.wait {
+            Some(wait) => wait,
+            None => backoff.next(key, sent.left)?,
+        };
+        let length = length.min(shared.max_pause);
+        backoff.paused(key, length);
+        let request = BlockRequest::pause_up_to(length, shared.max_pause).reason(&reason);
+        let label = shared.label.as_deref();
+        shared.limiter.pause_longer(key, label, request)
+    });
     let calls: SmallVec<[_; 1]> = calls.collect();
     if calls.is_empty() {
         return None;
