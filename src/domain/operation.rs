@@ -186,18 +186,6 @@ pub enum Reply {
 }
 
 impl Reply {
-    /// Adds units of each charge that are charged and not used to the usage of a check or a settlement.
-    pub(crate) fn add_unspent(&mut self, units: &[u64]) {
-        match self {
-            Self::Check(decision) => decision.add_unspent(units),
-            Self::CheckBatch(decisions) => {
-                decisions.iter_mut().for_each(|it| it.add_unspent(units))
-            }
-            Self::Settle(usage) => usage.add_unspent(units),
-            _ => {}
-        }
-    }
-
     /// Returns the decision of a check; for a batch, the last one, which is a denial if any check was denied.
     pub(crate) fn last_decision(&self) -> Option<&Decision> {
         match self {

@@ -104,14 +104,6 @@ impl Decision {
         self.moved(|ms| ms.saturating_sub(by_ms).max(1))
     }
 
-    /// Adds units of each charge that are charged and not used: see [`Usage::add_unspent`].
-    pub(crate) fn add_unspent(&mut self, units: &[u64]) {
-        match self {
-            Self::Allowed(usage) | Self::Denied(Denial { usage, .. }) => usage.add_unspent(units),
-            Self::Blocked(_) => {}
-        }
-    }
-
     /// Returns this denial, `age_ms` after the store's answer, as the answer to `check`.
     pub(crate) fn repeated(&self, check: &Check, age_ms: u64) -> Self {
         match self {

@@ -68,10 +68,8 @@ impl RuleUsage {
         self
     }
 
-    /// Returns the usage this much later, with the units that were charged but not used.
-    pub(crate) fn later_with_unspent(mut self, age_ms: u64, unspent: u64) -> Self {
-        let remaining = self.remaining.saturating_add(unspent);
-        self.remaining = remaining.min(self.rule.limit());
+    /// Returns the usage this much later, while units count.
+    pub(crate) fn later(self, age_ms: u64) -> Self {
         self.moved(|ms| ms.saturating_sub(age_ms).max(1))
     }
 

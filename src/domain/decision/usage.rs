@@ -407,26 +407,6 @@ impl Usage {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 
-    /// Adds units of each charge that are charged and not used. They count in no shadow. A rule that denies shows no room
-    /// for the cost, or clients would come back at once.
-    pub(crate) fn add_unspent(&mut self, units: &[u64]) {
-        if units.iter().all(|units| *units == 0) {
-            return;
-        }
-        let Inner { check, rules, .. } = Arc::make_mut(&mut self.inner);
-        let mut rules = rules.iter_mut();
-        for (charge, units) in check.charges().iter().zip(units) {
-            for rule in rules.by_ref().take(charge.policy().rules().len()) {
-                let most = match rule.is_exceeded() {
-                    true => charge.cost().saturating_sub(1),
-                    false => u64::MAX,
-                };
-                let units = (*units).min(most.saturating_sub(rule.remaining()));
-                *rule = rule.later_with_unspent(0, units);
-            }
-        }
-    }
-
     pub(super) fn repeated(&self, check: &Check, age_ms: u64) -> Self {
         let rules = self.rules().map(|rule| rule.repeated(age_ms)).collect();
         let decided_at_ms = self.decided_at_ms().saturating_add(age_ms);

@@ -12,8 +12,6 @@ use std::{
     time::Duration,
 };
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-
 use super::lease::{LONGEST, Lease, was_behind};
 use crate::domain::{
     charge::Charge,
@@ -53,10 +51,8 @@ pub(super) struct Entry {
     /// Whether the last check could not reach the store. Then no units are spent, so that the caller notices the
     /// failure.
     is_failing: AtomicBool,
-    /// Its permit is free while no units are on their way between the store and this process, and no reset is.
-    turn: Arc<Semaphore>,
-    /// How many turns have ended.
-    turns: AtomicU64,
+    /// How often units have left the store or this process, or arrived there: odd while some are on their way.
+    moves: AtomicU64,
     state: Mutex<State>,
 }
 
@@ -119,8 +115,7 @@ impl Entry {
             units: AtomicU64::new(HOT.saturating_mul(charge.cost())),
             lease: RwLock::default(),
             is_failing: AtomicBool::new(false),
-            turn: Arc::new(Semaphore::new(1)),
-            turns: AtomicU64::new(0),
+            moves: AtomicU64::new(0),
             state: Mutex::new(State {
                 since: now,
                 known: None,
@@ -202,33 +197,21 @@ impl Entry {
     pub(super) fn begin(self: &Arc<Self>, cost: u64, now: Duration) -> Option<Fetch> {
         let state = self.state();
         let units = self.plan(&state, cost, now)?;
-        let turn = self.take_turn()?;
+        let on_its_way = self.begin_move()?;
         Some(Fetch {
             units,
             sent: now,
             generation: state.generation,
             last: self.place().take().and_then(|lease| lease.close()),
-            turn,
+            on_its_way,
         })
     }
 
-    /// Begins to move units. `None` while others are on their way.
-    pub(super) fn take_turn(self: &Arc<Self>) -> Option<Turn> {
-        let permit = Arc::clone(&self.turn).try_acquire_owned().ok()?;
-        Some(self.turn_with(permit))
-    }
-
-    /// The same, and waits for it.
-    pub(super) async fn wait_for_turn(self: &Arc<Self>) -> Option<Turn> {
-        let permit = Arc::clone(&self.turn).acquire_owned().await.ok()?;
-        Some(self.turn_with(permit))
-    }
-
-    fn turn_with(self: &Arc<Self>, permit: OwnedSemaphorePermit) -> Turn {
-        Turn {
-            entry: Arc::clone(self),
-            _permit: permit,
-        }
+    /// `None` while others are on their way.
+    fn begin_move(self: &Arc<Self>) -> Option<OnItsWay> {
+        let begin = |moves: u64| moves.is_multiple_of(2).then_some(moves + 1);
+        self.moves.fetch_update(AcqRel, Acquire, begin).ok()?;
+        Some(OnItsWay(Arc::clone(self)))
     }
 
     /// The units to lease: the rate times the rest of the step, plus a quarter, but at most a fraction of the remaining
@@ -271,12 +254,13 @@ impl Entry {
         self.close(&state)
     }
 
-    /// Ends the lease, and forgets its units and those of a lease that is being fetched: a reset deletes them. It should
-    /// have a turn, so that nothing is on its way.
-    pub(super) fn forget(&self) {
+    /// Ends the lease, and forgets its units and those of a lease that is being fetched, since a reset deletes them. No
+    /// other is fetched for a span, because it could be charged before the reset.
+    pub(super) fn forget(&self, now: Duration) {
         let mut state = self.state();
         state.generation += 1;
         state.lost_before = state.generation;
+        state.pause = Some((now, self.span));
         *self.place() = None;
     }
 
@@ -288,36 +272,29 @@ impl Entry {
         is_overdue.then(|| self.close(&state))?
     }
 
-    /// Takes the turn before the units, so that the entry never looks as if it had none.
+    /// Begins the move before it takes the units, so that the entry never looks as if it had none.
     fn close(self: &Arc<Self>, _: &MutexGuard<'_, State>) -> Option<Unspent> {
         // A lease is in its place only while no units are on their way.
-        let turn = self.take_turn()?;
+        let on_its_way = self.begin_move()?;
         let lease = self.place().take()?;
         Some(Unspent {
             settlement: lease.close()?,
-            _turn: turn,
+            _on_its_way: on_its_way,
         })
     }
 
-    /// How many turns have ended. Read this before you ask the store.
-    pub(super) fn turns(&self) -> u64 {
-        self.turns.load(Acquire)
+    /// Read this before you ask the store.
+    pub(super) fn moves(&self) -> u64 {
+        self.moves.load(Acquire)
     }
 
     /// Whether units may make a check fit that the store has denied: units that can be spent here, that are on their
-    /// way, or that have arrived since `turns` was read.
+    /// way, or that have arrived since `moves` was read.
     ///
-    /// The order matters: units leave the lease after a turn has begun, and arrive before it is counted and ends.
-    pub(super) fn may_have_units(&self, turns: u64) -> bool {
+    /// The order matters: units leave the lease after a move has begun, and arrive before it ends.
+    pub(super) fn may_have_units(&self, moves: u64) -> bool {
         let has_units = self.lease().as_ref().is_some_and(|it| it.unspent() > 0);
-        has_units || self.turn.available_permits() == 0 || self.turns() != turns
-    }
-
-    /// The charged units that can be spent here.
-    pub(super) fn unspent(&self, now: Duration) -> u64 {
-        let lease = self.lease();
-        let lease = lease.as_ref().filter(|lease| !lease.is_over(now));
-        lease.map_or(0, |lease| lease.unspent())
+        has_units || moves % 2 == 1 || self.moves() != moves
     }
 
     /// Whether the entry has no lease and is not worth one. Each span halves the weight of older checks.
@@ -335,7 +312,7 @@ impl Entry {
         state.since += elapsed / 2;
         let is_cold = per_span < u128::from(HOT / 2);
         let lease = self.lease();
-        let is_idle = lease.is_none() && self.turn.available_permits() > 0;
+        let is_idle = lease.is_none() && self.moves().is_multiple_of(2);
         state.is_dropped = is_cold && is_idle;
         state.is_dropped
     }
@@ -353,19 +330,16 @@ impl Entry {
     }
 }
 
-/// Units of an identity on their way from the store to a lease, or back; or a reset. An identity has one at a time.
+/// Units of an identity on their way from the store to a lease, or back: one lease at a time.
 ///
 /// Meanwhile units may be charged that cannot be spent. A check that is denied in this time may fit as soon as they
 /// arrive, so that denial must not be repeated.
 #[derive(Debug)]
-pub(super) struct Turn {
-    entry: Arc<Entry>,
-    _permit: OwnedSemaphorePermit,
-}
+struct OnItsWay(Arc<Entry>);
 
-impl Drop for Turn {
+impl Drop for OnItsWay {
     fn drop(&mut self) {
-        self.entry.turns.fetch_add(1, AcqRel);
+        self.0.moves.fetch_add(1, AcqRel);
     }
 }
 
@@ -373,7 +347,7 @@ impl Drop for Turn {
 #[derive(Debug)]
 pub(super) struct Unspent {
     pub(super) settlement: Settlement,
-    _turn: Turn,
+    _on_its_way: OnItsWay,
 }
 
 /// A lease that is being fetched.
@@ -384,12 +358,12 @@ pub(super) struct Fetch {
     generation: u64,
     /// Gives the unspent units of the last lease back.
     last: Option<Settlement>,
-    turn: Turn,
+    on_its_way: OnItsWay,
 }
 
 impl Fetch {
     pub(super) fn entry(&self) -> &Arc<Entry> {
-        &self.turn.entry
+        &self.on_its_way.0
     }
 
     /// Returns the units of the last lease, and charges all units of this one. They are never returned twice: if the call
@@ -410,10 +384,10 @@ impl Fetch {
             units,
             sent,
             generation,
-            turn,
+            on_its_way,
             ..
         } = self;
-        let entry = Arc::clone(&turn.entry);
+        let entry = Arc::clone(&on_its_way.0);
         if let Some(of_policy) = usage.policies().next() {
             entry.learn(of_policy, usage.decided_at_ms(), sent, now);
         }
@@ -428,77 +402,12 @@ impl Fetch {
         if generation < state.generation || lease.is_over(now) {
             return Some(Unspent {
                 settlement: lease.close()?,
-                _turn: turn,
+                _on_its_way: on_its_way,
             });
         }
         *entry.place() = Some(lease);
-        // Before the state is unlocked, since the end of the lease takes a turn.
-        drop(turn);
+        // Before the state is unlocked, since the end of the lease is a move.
+        drop(on_its_way);
         None
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::{hint, sync::atomic::Ordering::SeqCst, thread};
-
-    use super::*;
-
-    const ZERO: Duration = Duration::ZERO;
-
-    fn entry() -> Arc<Entry> {
-        let policy = Policy::parse("api", "100000/1h").unwrap();
-        let charge = Charge::new(&policy, Key::new("user", "alice"), 1);
-        let entry = Entry::new(&charge, LONGEST, ZERO);
-        entry.state().known = Some(Known {
-            room: 100_000,
-            decided_at_ms: 0,
-            sent: ZERO,
-            round_trip: Duration::ZERO,
-        });
-        Arc::new(entry)
-    }
-
-    /// Spins, because a thread that sleeps comes too late for the race; but not for ever, in case there is one core.
-    fn wait_for(round: u64, counter: &AtomicU64) {
-        let mut turns = 0_u32;
-        while counter.load(SeqCst) < round {
-            hint::spin_loop();
-            turns += 1;
-            if turns.is_multiple_of(512) {
-                thread::yield_now();
-            }
-        }
-    }
-
-    /// Many rounds, in each of which a fetch and a reset begin at nearly the same time.
-    #[test]
-    fn a_reset_stops_or_finds_each_fetch() {
-        const ROUNDS: u64 = 20_000;
-        let entry = entry();
-        let (begun, reset, done) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
-        thread::scope(|scope| {
-            scope.spawn(|| {
-                for round in 1..=ROUNDS {
-                    begun.store(round, SeqCst);
-                    (0..round % 128).for_each(|_| hint::spin_loop());
-                    let turn = entry.take_turn();
-                    entry.forget();
-                    reset.store(round, SeqCst);
-                    wait_for(round, &done);
-                    drop(turn);
-                }
-            });
-            let mut lost = 0;
-            for round in 1..=ROUNDS {
-                wait_for(round, &begun);
-                let fetch = entry.begin(1, ZERO);
-                wait_for(round, &reset);
-                let generation = entry.state().generation;
-                lost += u32::from(fetch.is_some_and(|it| it.generation == generation));
-                done.store(round, SeqCst);
-            }
-            assert_eq!(lost, 0);
-        });
     }
 }

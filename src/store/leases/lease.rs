@@ -45,8 +45,6 @@ pub(super) struct Lease {
 #[derive(Debug)]
 pub(super) struct LeasedUnits<'a> {
     lease: &'a Lease,
-    /// The unspent units of the lease afterwards.
-    unspent: u64,
     now: Duration,
 }
 
@@ -93,12 +91,8 @@ impl Lease {
             return None;
         }
         let take = |unspent: u64| unspent.checked_sub(units);
-        let last = self.unspent.fetch_update(AcqRel, Acquire, take).ok()?;
-        Some(LeasedUnits {
-            lease: self,
-            unspent: last - units,
-            now,
-        })
+        self.unspent.fetch_update(AcqRel, Acquire, take).ok()?;
+        Some(LeasedUnits { lease: self, now })
     }
 
     /// Puts units back that were spent.
@@ -113,11 +107,11 @@ impl LeasedUnits<'_> {
         self.lease.usage.decided_at_ms() + self.age_ms()
     }
 
-    /// The usage under each rule, as far as this process knows. Other processes may have charged more since.
+    /// The usage under each rule after the charge of the lease, whose units count as used.
     pub(super) fn rules(&self) -> impl Iterator<Item = RuleUsage> {
-        let (age_ms, unspent) = (self.age_ms(), self.unspent);
+        let age_ms = self.age_ms();
         let rules = self.lease.usage.rules();
-        rules.map(move |usage| usage.later_with_unspent(age_ms, unspent))
+        rules.map(move |usage| usage.later(age_ms))
     }
 
     fn age_ms(&self) -> u64 {

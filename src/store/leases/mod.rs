@@ -14,7 +14,7 @@ use tokio::{
 
 use self::{
     clock::Clock,
-    endings::Endings,
+    ending::Ending,
     entry::{Entry, Fetch, Unspent},
     question::{Left, Question, Seen},
     table::Table,
@@ -34,7 +34,7 @@ use crate::{
 };
 
 mod clock;
-mod endings;
+mod ending;
 mod entry;
 mod lease;
 mod question;
@@ -48,10 +48,6 @@ const MAX_TOGETHER: usize = 256;
 
 /// How long a background task waits for the store.
 const PATIENCE: Duration = Duration::from_secs(10);
-
-/// How long a reset waits for units that are on their way: longer than most answers take, and shorter than most
-/// timeouts.
-const RESET_WAITS: Duration = Duration::from_millis(20);
 
 /// A layer that answers most checks of hot identities without a call of the store; cheap to clone.
 #[doc = include_str!("../../../docs/guide/leases.md")]
@@ -122,12 +118,7 @@ impl Leases {
         let entries = self.inner.table.all(|_| true);
         let unspent = entries.iter().filter_map(Entry::end);
         self.inner.give_back(unspent);
-        let ended = async {
-            for entry in &entries {
-                drop(entry.wait_for_turn().await);
-            }
-        };
-        within(PATIENCE, ended).await;
+        within(PATIENCE, self.inner.background.ended()).await;
     }
 }
 
@@ -175,7 +166,7 @@ impl Inner {
         Some(Decision::leased(check, now_ms, rules))
     }
 
-    /// Lets the store decide. Its answer counts as used the units that lie here unspent.
+    /// Lets the store decide.
     fn ask(&self, check: &Check, entries: Entries) -> StoreFuture<Decision> {
         if entries.iter().all(Option::is_none) {
             return self.store.check(check);
@@ -283,41 +274,34 @@ impl Store for Leases {
         if let Operation::Check(check) = &operation {
             return self.inner.check(check).map(Reply::Check);
         }
-        let inner = Arc::clone(&self.inner);
-        let seen = Seen::of(&operation, &inner.table, inner.clock.now());
-        let endings = Endings::of(&inner, slice::from_ref(&operation));
-        let call = move || {
-            inner.store.execute(operation).map(move |mut reply| {
-                seen.note(&mut reply);
-                reply
-            })
-        };
-        match endings {
-            Some(endings) => endings.call(call),
-            None => call(),
+        let Inner { store, table, .. } = &*self.inner;
+        let seen = Seen::of(&operation, table);
+        let ending = Ending::of(&self.inner, slice::from_ref(&operation));
+        let reply = store.execute(operation).map(move |mut reply| {
+            seen.note(&mut reply);
+            reply
+        });
+        match ending {
+            Some(ending) => reply.holding(ending),
+            None => reply,
         }
     }
 
     fn call(&self, operations: Vec<Operation>) -> CallFuture {
-        let inner = Arc::clone(&self.inner);
-        let seen = operations
-            .iter()
-            .map(|it| Seen::of(it, &inner.table, inner.clock.now()));
-        let seen: Vec<Seen> = seen.collect();
-        let endings = Endings::of(&inner, &operations);
-        let call = move || {
-            inner.store.call(operations).map(move |mut results| {
-                for (result, seen) in results.iter_mut().zip(seen) {
-                    if let Ok(reply) = result {
-                        seen.note(reply);
-                    }
+        let Inner { store, table, .. } = &*self.inner;
+        let seen: Vec<_> = operations.iter().map(|it| Seen::of(it, table)).collect();
+        let ending = Ending::of(&self.inner, &operations);
+        let replies = store.call(operations).map(move |mut results| {
+            for (result, seen) in results.iter_mut().zip(seen) {
+                if let Ok(reply) = result {
+                    seen.note(reply);
                 }
-                results
-            })
-        };
-        match endings {
-            Some(endings) => endings.call(call),
-            None => call(),
+            }
+            results
+        });
+        match ending {
+            Some(ending) => replies.holding(ending),
+            None => replies,
         }
     }
 

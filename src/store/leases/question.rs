@@ -15,23 +15,17 @@ use crate::{
     store::sent::Watch,
 };
 
-/// What was known of the charges of a check before the store was asked.
+/// The entries of a check before the store was asked.
 pub(super) struct Seen {
     entries: Entries,
-    /// The units of each charge that could be spent here.
-    unspent: SmallVec<[u64; 1]>,
-    turns: SmallVec<[u64; 1]>,
+    moves: SmallVec<[u64; 1]>,
 }
 
 impl Seen {
-    pub(super) fn new(entries: Entries, now: Duration) -> Self {
+    pub(super) fn new(entries: Entries) -> Self {
         let all = entries.iter().map(Option::as_ref);
         Self {
-            unspent: all
-                .clone()
-                .map(|it| it.map_or(0, |it| it.unspent(now)))
-                .collect(),
-            turns: all.map(|it| it.map_or(0, |it| it.turns())).collect(),
+            moves: all.map(|it| it.map_or(0, |it| it.moves())).collect(),
             entries,
         }
     }
@@ -40,21 +34,21 @@ impl Seen {
         self.entries.iter().flatten()
     }
 
-    pub(super) fn of(operation: &Operation, table: &Table, now: Duration) -> Self {
+    pub(super) fn of(operation: &Operation, table: &Table) -> Self {
         let entries = operation.check().map(|check| table.known(check));
-        Self::new(entries.unwrap_or_default(), now)
+        Self::new(entries.unwrap_or_default())
     }
 
     /// Forbids to repeat a denial if units of this process may make the check fit sooner.
     fn look_at(&self, decision: &Decision) {
         if let Decision::Denied(denial) = decision {
-            let charges = self.entries.iter().zip(&self.turns);
+            let charges = self.entries.iter().zip(&self.moves);
             let mut denying = charges.zip(denial.usage().policies()).filter(|(_, usage)| {
                 let mut rules = usage.rules().iter();
                 rules.any(|rule| rule.is_exceeded())
             });
-            let may_fit = |entry: &Arc<Entry>, turns| entry.may_have_units(turns);
-            if denying.any(|((it, turns), _)| it.as_ref().is_some_and(|it| may_fit(it, *turns))) {
+            let may_fit = |entry: &Arc<Entry>, moves| entry.may_have_units(moves);
+            if denying.any(|((it, moves), _)| it.as_ref().is_some_and(|it| may_fit(it, *moves))) {
                 denial.usage().forbid_repeats();
             }
         }
@@ -65,7 +59,6 @@ impl Seen {
         if let Some(decision) = reply.last_decision() {
             self.look_at(decision);
         }
-        reply.add_unspent(&self.unspent);
     }
 }
 
@@ -89,11 +82,11 @@ impl Question {
     pub(super) fn new(entries: Entries, now: Duration) -> Self {
         Self {
             sent: now,
-            seen: Seen::new(entries, now),
+            seen: Seen::new(entries),
         }
     }
 
-    /// Learns from the store's answer, which then counts as used the units that lie here unspent.
+    /// Learns from the store's answer.
     pub(super) fn answered(
         &mut self,
         result: &mut Result<Decision, StoreError>,
@@ -119,7 +112,6 @@ impl Question {
             }
         }
         self.seen.look_at(decision);
-        decision.add_unspent(&self.seen.unspent);
     }
 
     fn set_failing(&self, is_failing: bool) {
