@@ -14,6 +14,19 @@ use crate::domain::{
     policies::Restart,
 };
 
+/// Writes a warning with these fields. Without the feature `tracing`, it evaluates nothing.
+macro_rules! warn {
+    ($($field:ident = $value:expr,)* $text:literal $(,)?) => {
+        warn!($($field = $value,)* => $text)
+    };
+    ($($field:ident = $value:expr,)* => $text:expr $(,)?) => {{
+        #[cfg(feature = "tracing")]
+        tracing::warn!(target: "sluicegate", $($field = $value,)* "{}", $text);
+        #[cfg(not(feature = "tracing"))]
+        let _ = || { $(let _ = &$value;)* let _ = &$text; };
+    }};
+}
+
 /// Warns about a first failure, and about no other until a success.
 #[derive(Debug, Default)]
 pub(crate) struct Quiet(AtomicBool);
@@ -35,9 +48,7 @@ impl Quiet {
 
 /// Warns that a reload has given a policy calendar rules whose counts start empty.
 pub(crate) fn counts_restart(restart: &Restart) {
-    #[cfg(feature = "tracing")]
-    tracing::warn!(
-        target: "sluicegate",
+    warn!(
         policy = &*restart.policy,
         old = restart.old,
         new = restart.new,
@@ -45,37 +56,26 @@ pub(crate) fn counts_restart(restart: &Restart) {
          whole limits again: to keep what was counted, change the limit alone, or keep the old rule beside the new one \
          until its period has ended"
     );
-    #[cfg(not(feature = "tracing"))]
-    let _ = restart;
 }
 
 /// Warns that a reload has added a policy that no layer uses.
 pub(crate) fn unused_policy(name: &str, similar: &str) {
-    #[cfg(feature = "tracing")]
-    tracing::warn!(
-        target: "sluicegate",
+    warn!(
         policy = name,
-        similar,
+        similar = similar,
         "misconfigured: a reload has added a policy that no layer uses, and whose name is similar to another: if it \
          is misspelled, use the other name; if it is a policy of its own, ignore this"
     );
-    #[cfg(not(feature = "tracing"))]
-    let _ = (name, similar);
 }
 
 /// Warns about a limit that can find no key for any request.
 pub(crate) fn misconfigured(policy: Option<&str>, error: &ExtractError) {
-    #[cfg(feature = "tracing")]
-    tracing::warn!(target: "sluicegate", policy, "misconfigured: {error}");
-    #[cfg(not(feature = "tracing"))]
-    let _ = (policy, error);
+    warn!(policy = policy, => format_args!("misconfigured: {error}"));
 }
 
 /// Warns about a limit, or a block check, that uses the peer's address although the peers are proxies.
 pub(crate) fn behind_proxy() {
-    #[cfg(feature = "tracing")]
-    tracing::warn!(
-        target: "sluicegate",
+    warn!(
         "misconfigured: a layer knows clients by `PeerIp`, but the requests have been forwarded by a proxy, whose \
          address they all share: use `ForwardedIp` with the proxy's networks, so that each has its own"
     );
@@ -85,10 +85,7 @@ pub(crate) fn behind_proxy() {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum ProxyMistake {
     /// The requests come from peers outside of the trusted networks, such as this one.
-    Untrusted {
-        #[cfg_attr(not(feature = "tracing"), expect(dead_code, reason = "only logged"))]
-        peer: Option<IpAddr>,
-    },
+    Untrusted { peer: Option<IpAddr> },
     /// Trusted proxies do not send the header.
     NoHeader,
     /// The header has fewer entries than the configured number of proxies.
@@ -103,138 +100,106 @@ pub(crate) enum ProxyMistake {
 
 /// Warns about a `ForwardedIp` that gives all clients the same key, one client many keys, or no key.
 pub(crate) fn about_proxies(header: &str, mistake: ProxyMistake) {
-    #[cfg(feature = "tracing")]
     // One text for each mistake, since the remedy differs.
     match mistake {
-        ProxyMistake::Untrusted { peer } => tracing::warn!(
-            target: "sluicegate",
-            header,
+        ProxyMistake::Untrusted { peer } => warn!(
+            header = header,
             peer = peer.map(|peer| peer.to_string()),
             "misconfigured: `ForwardedIp` does not read the header of forwarded requests, since their peers are outside \
              of its trusted networks, and their clients share one key: if the peers are your proxies, add their \
              networks to `TrustedProxies::networks`"
         ),
-        ProxyMistake::NoHeader => tracing::warn!(
-            target: "sluicegate",
-            header,
+        ProxyMistake::NoHeader => warn!(
+            header = header,
             "misconfigured: `ForwardedIp` finds no key, since hardly any of the first requests of trusted proxies has \
              the header: let the proxy add it, or read the header that it does add; let the layer `skip` health checks"
         ),
-        ProxyMistake::TooFew => tracing::warn!(
-            target: "sluicegate",
-            header,
+        ProxyMistake::TooFew => warn!(
+            header = header,
             "misconfigured: `ForwardedIp` finds no key, since the header has fewer addresses than proxies: lower \
              `TrustedProxies::count_including_peer` to how many of your proxies add to it"
         ),
-        ProxyMistake::Unreadable => tracing::warn!(
-            target: "sluicegate",
-            header,
+        ProxyMistake::Unreadable => warn!(
+            header = header,
             "misconfigured: `ForwardedIp` finds no key, since the header holds no address: let the proxy write the \
              client's address, and neither `unknown` nor a name, and overwrite a header of one address"
         ),
-        ProxyMistake::ProxyIsClient => tracing::warn!(
-            target: "sluicegate",
-            header,
+        ProxyMistake::ProxyIsClient => warn!(
+            header = header,
             "misconfigured: `ForwardedIp` takes one address for the client of nine tenths of the requests, though the \
              header names others beyond it: if it is a proxy of yours, raise `TrustedProxies::count_including_peer`, \
              or add its network to `TrustedProxies::networks`"
         ),
-        ProxyMistake::ProxiesAreClients => tracing::warn!(
-            target: "sluicegate",
-            header,
+        ProxyMistake::ProxiesAreClients => warn!(
+            header = header,
             "misconfigured: `ForwardedIp` takes many addresses in turn for the client, though the header names one and \
              the same beyond them in nine tenths of the requests, so that one client has many keys: if the addresses are \
              those of your provider's edge, read the header of one address that the edge sets, add its networks to \
              `TrustedProxies::networks`, or raise `TrustedProxies::count_including_peer`"
         ),
     }
-    #[cfg(not(feature = "tracing"))]
-    let _ = (header, mistake);
 }
 
 /// Warns that a layer or a response sets a cost under a policy that does not exist: `ActualCost`, or another setter.
 pub(crate) fn unknown_policy(setter: &str, name: &str, similar: Option<&str>) {
-    #[cfg(feature = "tracing")]
-    tracing::warn!(
-        target: "sluicegate",
+    warn!(
         policy = name,
-        similar,
-        "misconfigured: `{setter}` names a policy that does not exist, so that requests keep what they were charged: \
-         name a policy of the layer, or of the check"
+        similar = similar,
+        => format_args!("misconfigured: `{setter}` names a policy that does not exist, so that requests keep what they were charged: \
+         name a policy of the layer, or of the check"),
     );
-    #[cfg(not(feature = "tracing"))]
-    let _ = (setter, name, similar);
 }
 
 /// Warns about a handler that meters a cost which no layer settles.
 #[cfg(feature = "axum")]
 pub(crate) fn nothing_meters() {
     static ONCE: std::sync::Once = std::sync::Once::new();
-    #[cfg(feature = "tracing")]
     ONCE.call_once(|| {
-        tracing::warn!(
-            target: "sluicegate",
+        warn!(
             "misconfigured: a handler takes a `CostMeter`, but no layer around it meters costs, so that nothing is \
              settled: add `meter_costs()` to the `RateLimitLayer`, and add the layer after the route"
         );
     });
-    #[cfg(not(feature = "tracing"))]
-    let _ = &ONCE;
 }
 
 /// Warns about entries of a table of routes that no request has matched: they may have typing errors.
 pub(crate) fn unmet_routes(entries: &[String], requests: u32) {
-    #[cfg(feature = "tracing")]
-    tracing::warn!(
-        target: "sluicegate",
-        requests,
+    warn!(
+        requests = requests,
         entries = entries.join(", "),
         "no request has met these entries of `Routes`: write each path as the router has it, with the names of its \
          captures and the prefix of a nested router; leave those as they are that are seldom asked for"
     );
-    #[cfg(not(feature = "tracing"))]
-    let _ = (entries, requests);
 }
 
 /// Warns that requests pass a limit whose key, policy or cost could not be looked up.
 pub(crate) fn limit_left_out(policy: Option<&str>, error: &ExtractError) {
-    #[cfg(feature = "tracing")]
-    tracing::warn!(
-        target: "sluicegate",
-        policy,
-        %error,
+    warn!(
+        policy = policy,
+        error = error.to_string(),
         "requests pass without a limit, since its look-up fails and its failure policy is open: make the look-up \
          faster, raise `look_up_timeout`, or choose `FailurePolicy::Closed`"
     );
-    #[cfg(not(feature = "tracing"))]
-    let _ = (policy, error);
 }
 
 /// Reports that look-ups have not failed for a while.
 pub(crate) fn limits_found_again() {
-    #[cfg(feature = "tracing")]
-    tracing::warn!(target: "sluicegate", "look-ups have recovered: all limits apply again");
+    warn!("look-ups have recovered: all limits apply again");
 }
 
 /// Warns of a denial for which clients of language models do not wait.
 pub(crate) fn ignored_wait(policy: &str) {
-    #[cfg(feature = "tracing")]
-    tracing::warn!(
-        target: "sluicegate",
-        policy,
+    warn!(
+        policy = policy,
         "a layer that sends `retry-after-ms` has denied a request for 60 s or longer: many clients of language models \
          ignore such waits, ask again soon and give up: use rules whose window and step are shorter together, such as `50/50s`, or \
          a bucket, such as `60+60/1m@bucket`; if the rule is a quota of hours or days, ignore this"
     );
-    #[cfg(not(feature = "tracing"))]
-    let _ = policy;
 }
 
 /// Warns that slots are returned with the head of a response.
 pub(crate) fn slots_at_head() {
-    #[cfg(feature = "tracing")]
-    tracing::warn!(
-        target: "sluicegate",
+    warn!(
         "misconfigured: a limit has chosen a concurrency policy for a request, but its layer does not follow responses \
          to the end of their bodies, so that slots are returned with the head: add the limit by `limit_concurrent`"
     );
@@ -242,9 +207,7 @@ pub(crate) fn slots_at_head() {
 
 /// Warns that slots are not renewed.
 pub(crate) fn slots_expire_too_early() {
-    #[cfg(feature = "tracing")]
-    tracing::warn!(
-        target: "sluicegate",
+    warn!(
         "misconfigured: a request has chosen a concurrency policy whose slots expire in less than six timeouts of the \
          limiter, so that they are not renewed: let them expire later, or set a shorter timeout"
     );
@@ -252,9 +215,7 @@ pub(crate) fn slots_expire_too_early() {
 
 /// Warns that work goes on without its slots.
 pub(crate) fn slot_lost() {
-    #[cfg(feature = "tracing")]
-    tracing::warn!(
-        target: "sluicegate",
+    warn!(
         "slots were lost while they were held, so that more work than the limit may run at a time: the store did not \
          answer for too long, the key was reset, or this process or its machine was stopped; let them expire later, or stop the work \
          by `lost()`"
@@ -263,45 +224,34 @@ pub(crate) fn slot_lost() {
 
 /// Warns that another service has asked us to wait.
 pub(crate) fn paused(kind: &str, label: Option<&str>, reason: Option<&str>, length: Duration) {
-    #[cfg(feature = "tracing")]
-    tracing::warn!(
-        target: "sluicegate",
-        kind,
-        label,
-        reason,
+    warn!(
+        kind = kind,
+        label = label,
+        reason = reason,
         length_ms = crate::domain::rule::millis(length),
         "paused: another service has asked us to wait; all replicas wait, or deny requests, until the pause ends"
     );
-    #[cfg(not(feature = "tracing"))]
-    let _ = (kind, label, reason, length);
 }
 
 /// Warns that the store cannot decide, so that failure policies do.
 pub(crate) fn undecided(error: &StoreError) {
-    #[cfg(feature = "tracing")]
-    tracing::warn!(
-        target: "sluicegate",
+    warn!(
         kind = error.kind().as_str(),
-        %error,
+        error = error.to_string(),
         code = error.code(),
         cause = std::error::Error::source(error).map(ToString::to_string),
         "the store could not decide about a request: failure policies apply as long as it cannot"
     );
-    #[cfg(not(feature = "tracing"))]
-    let _ = error;
 }
 
 /// Reports that the store has decided everything for a while.
 pub(crate) fn decides_again() {
-    #[cfg(feature = "tracing")]
-    tracing::warn!(target: "sluicegate", "the store decides about all requests again");
+    warn!("the store decides about all requests again");
 }
 
 /// Warns that a memory store has no room for a new key; warns again only after the store has had room for a minute.
 pub(crate) fn memory_full() {
-    #[cfg(feature = "tracing")]
-    tracing::warn!(
-        target: "sluicegate",
+    warn!(
         "a memory store is full of keys at their limits: the failure policy applies to new ones; give it a greater \
          `capacity`, or limit the clients that make up keys by something that they cannot make up"
     );
@@ -309,9 +259,7 @@ pub(crate) fn memory_full() {
 
 /// Warns that the thread for background work could not be started.
 pub(crate) fn no_back_room() {
-    #[cfg(feature = "tracing")]
-    tracing::warn!(
-        target: "sluicegate",
+    warn!(
         "the thread for settlements, slots, bans and reports cannot be started: their work is done in the runtimes of \
          requests, and ends with them"
     );
@@ -319,9 +267,7 @@ pub(crate) fn no_back_room() {
 
 /// Warns that background work is dropped.
 pub(crate) fn back_room_full() {
-    #[cfg(feature = "tracing")]
-    tracing::warn!(
-        target: "sluicegate",
+    warn!(
         "too much background work waits for the store: further settlements, returns of slots and reports are dropped"
     );
 }
@@ -335,38 +281,32 @@ pub(crate) fn unknown_reply(words: &str) {
         && !written.iter().any(|it| it == words)
     {
         written.push(words.to_owned());
-        #[cfg(feature = "tracing")]
-        tracing::warn!(target: "sluicegate", words, "the Redis server answered with an error, in these words");
+        warn!(
+            words = words,
+            "the Redis server answered with an error, in these words"
+        );
     }
 }
 
 /// Warns of a server that evicts keys when its memory is full.
 #[cfg(feature = "redis")]
 pub(crate) fn evicts(policy: &str) {
-    #[cfg(feature = "tracing")]
-    tracing::warn!(
-        target: "sluicegate",
-        policy,
+    warn!(
+        policy = policy,
         "the Redis server evicts keys when its memory is full, so that counts and blocks can end too early and limits \
          are lifted: set its `maxmemory-policy` to `noeviction`"
     );
-    #[cfg(not(feature = "tracing"))]
-    let _ = policy;
 }
 
 /// Warns of an error of the store that changes no decision.
 fn of_store(error: &StoreError, message: &'static str) {
-    #[cfg(feature = "tracing")]
-    tracing::warn!(
-        target: "sluicegate",
+    warn!(
         kind = error.kind().as_str(),
-        %error,
+        error = error.to_string(),
         code = error.code(),
         cause = std::error::Error::source(error).map(ToString::to_string),
-        "{message}"
+        => message
     );
-    #[cfg(not(feature = "tracing"))]
-    let _ = (error, message);
 }
 
 /// Warns that blocks apply but are missing from the list; warns again only after a block has been listed.
