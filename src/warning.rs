@@ -3,6 +3,11 @@
 //! Each warning is written once for each cause. None holds a key, or any other data from a client. Without the feature
 //! `tracing`, nothing is written.
 
+#![cfg_attr(
+    not(feature = "tracing"),
+    expect(unused_variables, reason = "only logged")
+)]
+
 use std::{
     net::IpAddr,
     sync::atomic::{AtomicBool, Ordering::Relaxed},
@@ -14,16 +19,11 @@ use crate::domain::{
     policies::Restart,
 };
 
-/// Writes a warning with these fields. Without the feature `tracing`, it evaluates nothing.
+/// Writes a warning with these fields; without the feature `tracing`, it evaluates nothing.
 macro_rules! warn {
-    ($($field:ident = $value:expr,)* $text:literal $(,)?) => {
-        warn!($($field = $value,)* => $text)
-    };
-    ($($field:ident = $value:expr,)* => $text:expr $(,)?) => {{
+    ($($fields:tt)*) => {{
         #[cfg(feature = "tracing")]
-        tracing::warn!(target: "sluicegate", $($field = $value,)* "{}", $text);
-        #[cfg(not(feature = "tracing"))]
-        let _ = || { $(let _ = &$value;)* let _ = &$text; };
+        tracing::warn!(target: "sluicegate", $($fields)*);
     }};
 }
 
@@ -62,7 +62,7 @@ pub(crate) fn counts_restart(restart: &Restart) {
 pub(crate) fn unused_policy(name: &str, similar: &str) {
     warn!(
         policy = name,
-        similar = similar,
+        similar,
         "misconfigured: a reload has added a policy that no layer uses, and whose name is similar to another: if it \
          is misspelled, use the other name; if it is a policy of its own, ignore this"
     );
@@ -70,7 +70,7 @@ pub(crate) fn unused_policy(name: &str, similar: &str) {
 
 /// Warns about a limit that can find no key for any request.
 pub(crate) fn misconfigured(policy: Option<&str>, error: &ExtractError) {
-    warn!(policy = policy, => format_args!("misconfigured: {error}"));
+    warn!(policy, "misconfigured: {error}");
 }
 
 /// Warns about a limit, or a block check, that uses the peer's address although the peers are proxies.
@@ -103,35 +103,35 @@ pub(crate) fn about_proxies(header: &str, mistake: ProxyMistake) {
     // One text for each mistake, since the remedy differs.
     match mistake {
         ProxyMistake::Untrusted { peer } => warn!(
-            header = header,
+            header,
             peer = peer.map(|peer| peer.to_string()),
             "misconfigured: `ForwardedIp` does not read the header of forwarded requests, since their peers are outside \
              of its trusted networks, and their clients share one key: if the peers are your proxies, add their \
              networks to `TrustedProxies::networks`"
         ),
         ProxyMistake::NoHeader => warn!(
-            header = header,
+            header,
             "misconfigured: `ForwardedIp` finds no key, since hardly any of the first requests of trusted proxies has \
              the header: let the proxy add it, or read the header that it does add; let the layer `skip` health checks"
         ),
         ProxyMistake::TooFew => warn!(
-            header = header,
+            header,
             "misconfigured: `ForwardedIp` finds no key, since the header has fewer addresses than proxies: lower \
              `TrustedProxies::count_including_peer` to how many of your proxies add to it"
         ),
         ProxyMistake::Unreadable => warn!(
-            header = header,
+            header,
             "misconfigured: `ForwardedIp` finds no key, since the header holds no address: let the proxy write the \
              client's address, and neither `unknown` nor a name, and overwrite a header of one address"
         ),
         ProxyMistake::ProxyIsClient => warn!(
-            header = header,
+            header,
             "misconfigured: `ForwardedIp` takes one address for the client of nine tenths of the requests, though the \
              header names others beyond it: if it is a proxy of yours, raise `TrustedProxies::count_including_peer`, \
              or add its network to `TrustedProxies::networks`"
         ),
         ProxyMistake::ProxiesAreClients => warn!(
-            header = header,
+            header,
             "misconfigured: `ForwardedIp` takes many addresses in turn for the client, though the header names one and \
              the same beyond them in nine tenths of the requests, so that one client has many keys: if the addresses are \
              those of your provider's edge, read the header of one address that the edge sets, add its networks to \
@@ -144,9 +144,9 @@ pub(crate) fn about_proxies(header: &str, mistake: ProxyMistake) {
 pub(crate) fn unknown_policy(setter: &str, name: &str, similar: Option<&str>) {
     warn!(
         policy = name,
-        similar = similar,
-        => format_args!("misconfigured: `{setter}` names a policy that does not exist, so that requests keep what they were charged: \
-         name a policy of the layer, or of the check"),
+        similar,
+        "misconfigured: `{setter}` names a policy that does not exist, so that requests keep what they were charged: \
+         name a policy of the layer, or of the check"
     );
 }
 
@@ -165,7 +165,7 @@ pub(crate) fn nothing_meters() {
 /// Warns about entries of a table of routes that no request has matched: they may have typing errors.
 pub(crate) fn unmet_routes(entries: &[String], requests: u32) {
     warn!(
-        requests = requests,
+        requests,
         entries = entries.join(", "),
         "no request has met these entries of `Routes`: write each path as the router has it, with the names of its \
          captures and the prefix of a nested router; leave those as they are that are seldom asked for"
@@ -175,8 +175,8 @@ pub(crate) fn unmet_routes(entries: &[String], requests: u32) {
 /// Warns that requests pass a limit whose key, policy or cost could not be looked up.
 pub(crate) fn limit_left_out(policy: Option<&str>, error: &ExtractError) {
     warn!(
-        policy = policy,
-        error = error.to_string(),
+        policy,
+        %error,
         "requests pass without a limit, since its look-up fails and its failure policy is open: make the look-up \
          faster, raise `look_up_timeout`, or choose `FailurePolicy::Closed`"
     );
@@ -190,7 +190,7 @@ pub(crate) fn limits_found_again() {
 /// Warns of a denial for which clients of language models do not wait.
 pub(crate) fn ignored_wait(policy: &str) {
     warn!(
-        policy = policy,
+        policy,
         "a layer that sends `retry-after-ms` has denied a request for 60 s or longer: many clients of language models \
          ignore such waits, ask again soon and give up: use rules whose window and step are shorter together, such as `50/50s`, or \
          a bucket, such as `60+60/1m@bucket`; if the rule is a quota of hours or days, ignore this"
@@ -225,9 +225,9 @@ pub(crate) fn slot_lost() {
 /// Warns that another service has asked us to wait.
 pub(crate) fn paused(kind: &str, label: Option<&str>, reason: Option<&str>, length: Duration) {
     warn!(
-        kind = kind,
-        label = label,
-        reason = reason,
+        kind,
+        label,
+        reason,
         length_ms = crate::domain::rule::millis(length),
         "paused: another service has asked us to wait; all replicas wait, or deny requests, until the pause ends"
     );
@@ -237,7 +237,7 @@ pub(crate) fn paused(kind: &str, label: Option<&str>, reason: Option<&str>, leng
 pub(crate) fn undecided(error: &StoreError) {
     warn!(
         kind = error.kind().as_str(),
-        error = error.to_string(),
+        %error,
         code = error.code(),
         cause = std::error::Error::source(error).map(ToString::to_string),
         "the store could not decide about a request: failure policies apply as long as it cannot"
@@ -282,7 +282,7 @@ pub(crate) fn unknown_reply(words: &str) {
     {
         written.push(words.to_owned());
         warn!(
-            words = words,
+            words,
             "the Redis server answered with an error, in these words"
         );
     }
@@ -292,7 +292,7 @@ pub(crate) fn unknown_reply(words: &str) {
 #[cfg(feature = "redis")]
 pub(crate) fn evicts(policy: &str) {
     warn!(
-        policy = policy,
+        policy,
         "the Redis server evicts keys when its memory is full, so that counts and blocks can end too early and limits \
          are lifted: set its `maxmemory-policy` to `noeviction`"
     );
@@ -302,10 +302,10 @@ pub(crate) fn evicts(policy: &str) {
 fn of_store(error: &StoreError, message: &'static str) {
     warn!(
         kind = error.kind().as_str(),
-        error = error.to_string(),
+        %error,
         code = error.code(),
         cause = std::error::Error::source(error).map(ToString::to_string),
-        => message
+        "{message}"
     );
 }
 
