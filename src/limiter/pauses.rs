@@ -157,12 +157,13 @@ impl Limiter {
 }
 
 impl Pauses {
-    /// When a caller with this deadline may ask the store, if not now; an error if too late. `waiting` says how many wait
-    /// under a key.
+    /// When a caller with this deadline may ask the store, if not now; an error if too late. `turn` is one that it has
+    /// got and that a change may have ended. `waiting` says how many wait under a key.
     pub(super) fn begin(
         &self,
         check: &Check,
         deadline: Instant,
+        turn: Option<Instant>,
         waiting: impl Fn(&Key) -> usize,
     ) -> Result<Option<Opens>, Blocked> {
         if self.known.load(Acquire) == 0 {
@@ -180,6 +181,9 @@ impl Pauses {
         let Some((key, opens)) = last_to_open(&accounts, check, now) else {
             return Ok(None);
         };
+        if let Some(at) = turn.filter(|_| opens.is_turn) {
+            return Ok(Some(Opens { at, ..opens }));
+        }
         if opens.at > deadline {
             return Err(blocked(key, opens.at, now));
         }

@@ -270,13 +270,14 @@ impl Waiter<'_> {
     /// Waits for the caller's turn after a pause; an error if it would come too late.
     async fn begin(&self, ticket: &Ticket<'_>) -> Result<(), Blocked> {
         let waiting = |key: &Key| self.limiter.inner.memory.queues.waiting(key);
-        let pauses = self.pauses();
+        let (pauses, mut turn) = (self.pauses(), None);
         loop {
             let changed = pauses.next_change(); // listens from before the look on
-            let opens = pauses.begin(&ticket.check, self.deadline, waiting)?;
+            let opens = pauses.begin(&ticket.check, self.deadline, turn, waiting)?;
             let Some(opens) = opens else {
                 return Ok(());
             };
+            turn = opens.is_turn.then_some(opens.at);
             self.begin_wait(ticket);
             if timeout_at(opens.at, changed).await.is_err() && opens.is_turn {
                 return Ok(());

@@ -401,6 +401,27 @@ async fn callers_begin_at_once_when_all_have_begun_that_waited_or_none_did() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn pauses_of_other_accounts_delay_no_turn() {
+    let limiter = Timed::new().limiter();
+    pause(&limiter, 4_000).await;
+    let start = Instant::now();
+    let callers = join_all((0..8).map(|_| limiter.acquire(charge(), LONG)));
+    let others = async {
+        for number in 0_u64.. {
+            sleep(ms(30)).await;
+            let other = Key::new("account", number.to_string());
+            let request = BlockRequest::pause(MINUTE);
+            limiter.block(&other, request).await.unwrap();
+        }
+    };
+    tokio::select! {
+        admitted = callers => assert!(admitted.into_iter().all(|it| it.unwrap().is_allowed())),
+        () = others => unreachable!(),
+    }
+    assert_waited(start, 4_700..4_900);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_caller_whose_turn_comes_after_its_deadline_is_denied_by_then() {
     let (_, limiter, patient) = refused_once(|_| 200).await;
     let hasty = client(&limiter, &Other::new(|_| plain(200)), ms(6_000), |obey| {

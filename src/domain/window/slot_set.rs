@@ -5,6 +5,9 @@ use std::collections::{BTreeMap, VecDeque, vec_deque::Iter};
 use super::Count;
 use crate::domain::slot_id::SlotId;
 
+/// In so few slots an id is searched.
+const FEW: usize = 64;
+
 /// The slots of one key.
 ///
 /// A slot is held while its expiry is ahead, by no more than the window: an expiry further ahead was set while the
@@ -14,16 +17,19 @@ pub(crate) struct SlotSet {
     window_ms: u64,
     /// In the order in which they expire. Most come in at the end, and most leave near the front.
     slots: VecDeque<(u64, SlotId)>,
-    /// When each expires.
-    expiries: BTreeMap<SlotId, u64>,
+    /// When each expires, if they are or were many. In a box, so that the sections of other rules are no larger.
+    expiries: Option<Box<Expiries>>,
 }
+
+#[derive(Clone, Debug)]
+struct Expiries(BTreeMap<SlotId, u64>);
 
 impl SlotSet {
     pub(super) const fn new(window_ms: u64) -> Self {
         Self {
             window_ms,
             slots: VecDeque::new(),
-            expiries: BTreeMap::new(),
+            expiries: None,
         }
     }
 
@@ -31,14 +37,13 @@ impl SlotSet {
     #[cfg(feature = "redis")]
     pub(crate) fn of(window_ms: u64, mut slots: Vec<(u64, SlotId)>) -> Self {
         slots.sort_unstable();
-        Self {
+        let mut set = Self {
             window_ms,
-            expiries: slots
-                .iter()
-                .map(|(expiry_ms, id)| (*id, *expiry_ms))
-                .collect(),
             slots: slots.into(),
-        }
+            expiries: None,
+        };
+        set.note_expiries();
+        set
     }
 
     pub(super) const fn window_ms(&self) -> u64 {
@@ -64,7 +69,7 @@ impl SlotSet {
     }
 
     pub(crate) fn holds(&self, now_ms: u64, id: SlotId) -> bool {
-        let expiry_ms = self.expiries.get(&id).copied().unwrap_or(0);
+        let expiry_ms = self.expiry_ms(id).unwrap_or(0);
         now_ms < expiry_ms && expiry_ms <= now_ms.saturating_add(self.window_ms)
     }
 
@@ -113,7 +118,7 @@ impl SlotSet {
         if is_written && now_ms.is_multiple_of(8) {
             let expired = self.slots.partition_point(|slot| slot.0 <= now_ms);
             for (_, id) in self.slots.drain(..expired) {
-                self.expiries.remove(&id);
+                self.expiries.as_mut().map(|known| known.0.remove(&id));
             }
         }
     }
@@ -132,11 +137,26 @@ impl SlotSet {
         }
     }
 
+    fn expiry_ms(&self, id: SlotId) -> Option<u64> {
+        match &self.expiries {
+            Some(known) => known.0.get(&id).copied(),
+            None => self.slots.iter().find(|it| it.1 == id).map(|it| it.0),
+        }
+    }
+
+    fn note_expiries(&mut self) {
+        if self.slots.len() > FEW {
+            let all = self.slots.iter().map(|(expiry_ms, id)| (*id, *expiry_ms));
+            self.expiries = Some(Box::new(Expiries(all.collect())));
+        }
+    }
+
     fn forget(&mut self, id: SlotId) {
-        if let Some(expiry_ms) = self.expiries.remove(&id)
+        if let Some(expiry_ms) = self.expiry_ms(id)
             && let Ok(place) = self.slots.binary_search(&(expiry_ms, id))
         {
             self.slots.remove(place);
+            self.expiries.as_mut().map(|known| known.0.remove(&id));
         }
     }
 
@@ -145,6 +165,9 @@ impl SlotSet {
         let slot = (now_ms + self.window_ms, id);
         let place = self.slots.partition_point(|other| *other < slot);
         self.slots.insert(place, slot);
-        self.expiries.insert(id, slot.0);
+        match &mut self.expiries {
+            Some(known) => drop(known.0.insert(id, slot.0)),
+            None => self.note_expiries(),
+        }
     }
 }

@@ -22,6 +22,7 @@ use std::{
     time::Duration,
 };
 
+use smallvec::SmallVec;
 use tokio::{
     sync::{Notify, Semaphore},
     time::timeout,
@@ -31,7 +32,7 @@ use super::Holding;
 use crate::{
     background::{BackRoom, Task},
     clock::now_ms,
-    domain::{charge::Charge, rule::millis, slots::Slots},
+    domain::{rule::millis, slots::Slots},
     limiter::jitter,
     timer::LazySleep,
     warning,
@@ -67,13 +68,8 @@ struct Entries {
     has_task: bool,
 }
 
-/// A policy and a key, and where its slots were granted: they are renewed together.
-#[derive(Clone)]
-pub(super) struct Subject {
-    pub(super) charge: Charge,
-    pub(super) window_ms: u64,
-    pub(super) is_local: bool,
-}
+/// The policy and the key of a holding, and where it was granted: such slots are renewed together.
+struct Subject(Arc<Holding>);
 
 /// The slots of a key, by the numbers of their holdings.
 struct Group {
@@ -96,6 +92,10 @@ struct Ended {
     until_ms: u64,
     _task: Option<Task>,
 }
+
+/// An entry, and with the last of a key what is kept by that: to be dropped without the lock, since limiters and their
+/// observers are foreign code.
+type Removed = (Entry, Option<Subject>, Option<(Subject, Group)>);
 
 /// The work of a tick. What has no answer yet is asked again.
 #[derive(Default)]
@@ -137,7 +137,7 @@ impl Keeper {
     /// return may have overtaken the check that takes them.
     pub(super) fn end(self: &Arc<Self>, holding: &Arc<Holding>, again_after: Duration) {
         let ended = Ended {
-            until_ms: now_ms().saturating_add(holding.subject.window_ms),
+            until_ms: now_ms().saturating_add(holding.window_ms),
             _task: self.background.begin(),
         };
         self.set(holding, Some(ended));
@@ -212,7 +212,8 @@ impl Keeper {
 
     fn forget(&self, holdings: &[Arc<Holding>]) {
         let mut entries = self.lock();
-        let gone: Vec<_> = holdings.iter().map(|it| entries.remove(it)).collect();
+        let gone = holdings.iter().map(|holding| entries.remove(holding));
+        let gone: SmallVec<[_; 1]> = gone.collect();
         drop(entries);
         drop(gone); // without the lock
     }
@@ -221,7 +222,7 @@ impl Keeper {
     async fn give_back(&self, holdings: &[Arc<Holding>]) -> bool {
         let (first, slots) = message(holdings);
         let limiter = &first.limiter;
-        let answer = limiter.give_back(&slots, first.subject.is_local).await;
+        let answer = limiter.give_back(&slots, first.is_local).await;
         if answer.is_ok() {
             self.forget(holdings);
         }
@@ -232,7 +233,7 @@ impl Keeper {
         let (first, slots) = message(holdings);
         let asked_at_ms = now_ms();
         let limiter = &first.limiter;
-        let Ok(answer) = limiter.renew(&slots, first.subject.is_local).await else {
+        let Ok(answer) = limiter.renew(&slots, first.is_local).await else {
             return;
         };
         let mut are_held = answer.held().iter();
@@ -256,14 +257,14 @@ impl Keeper {
 impl Entries {
     /// Returns what was noted before, to be dropped without the lock, and whether the key's tick is the next of all.
     fn set(&mut self, holding: Arc<Holding>, ended: Option<Ended>) -> (Option<Entry>, bool) {
-        let (subject, number) = (&holding.subject, holding.number);
-        let group = self.keys.entry(subject.clone()).or_insert_with(|| {
-            let tick = (now_ms() + subject.tick_ms(), number);
-            self.ticks.insert(tick, subject.clone());
+        let (subject, number) = (Subject(Arc::clone(&holding)), holding.number);
+        let group = self.keys.entry(subject).or_insert_with(|| {
+            let tick = (now_ms() + holding.tick_ms(), number);
+            self.ticks.insert(tick, Subject(Arc::clone(&holding)));
             Group {
                 all: BTreeMap::new(),
                 tick,
-                early_ms: subject.random_ms(),
+                early_ms: holding.random_ms(),
             }
         });
         let before = group.all.insert(number, Entry { holding, ended });
@@ -271,15 +272,14 @@ impl Entries {
         (before, first.is_some_and(|(first, _)| *first == group.tick))
     }
 
-    /// Drop what this returns without the lock: limiters and their observers are foreign code.
-    fn remove(&mut self, holding: &Holding) -> Option<Entry> {
-        let group = self.keys.get_mut(&holding.subject)?;
-        let entry = group.all.remove(&holding.number);
-        if group.all.is_empty() {
-            self.ticks.remove(&group.tick);
-            self.keys.remove(&holding.subject);
-        }
-        entry
+    fn remove(&mut self, holding: &Arc<Holding>) -> Option<Removed> {
+        let subject = Subject(Arc::clone(holding));
+        let group = self.keys.get_mut(&subject)?;
+        let entry = group.all.remove(&holding.number)?;
+        let last = group.all.is_empty().then_some(group.tick);
+        let tick = last.and_then(|tick| self.ticks.remove(&tick));
+        let key = last.and_then(|_| self.keys.remove_entry(&subject));
+        Some((entry, tick, key))
     }
 
     /// The work of the first key, if its tick has come.
@@ -287,7 +287,7 @@ impl Entries {
         let first = self.ticks.first_entry();
         let (tick, subject) = first.filter(|it| it.key().0 <= now_ms)?.remove_entry();
         let group = self.keys.get_mut(&subject)?;
-        let (due, next_ms) = group.due(&subject, now_ms);
+        let (due, next_ms) = group.due(&subject.0, now_ms);
         group.tick = (next_ms, tick.1);
         self.ticks.insert(group.tick, subject);
         Some(due)
@@ -296,7 +296,7 @@ impl Entries {
 
 impl Group {
     /// What is to be done now, and when to look again.
-    fn due(&mut self, subject: &Subject, now_ms: u64) -> (Due, u64) {
+    fn due(&mut self, one: &Holding, now_ms: u64) -> (Due, u64) {
         let (mut due, mut least_ms) = (Due::default(), u64::MAX);
         for Entry { holding, ended } in self.all.values() {
             match ended {
@@ -309,13 +309,13 @@ impl Group {
                 },
             }
         }
-        let rest_ms = subject.window_ms - subject.window_ms / 3 + self.early_ms;
-        let (wait_ms, tick_ms) = (least_ms.saturating_sub(rest_ms), subject.tick_ms());
+        let rest_ms = one.window_ms - one.window_ms / 3 + self.early_ms;
+        let (wait_ms, tick_ms) = (least_ms.saturating_sub(rest_ms), one.tick_ms());
         if wait_ms > 0 {
             return (due, now_ms.saturating_add(wait_ms.min(tick_ms)));
         }
         // Together with those that would be due soon.
-        let soon_ms = rest_ms + subject.window_ms / 6;
+        let soon_ms = rest_ms + one.window_ms / 6;
         let is_due = |Entry { holding, ended }: &Entry| {
             let left_ms = holding.left_ms().unwrap_or(0);
             ended.is_none() && holding.is_renewed && (1..=soon_ms).contains(&left_ms)
@@ -323,12 +323,12 @@ impl Group {
         let renewed = self.all.values().filter(|entry| is_due(entry));
         due.renewals
             .extend(renewed.map(|it| Arc::clone(&it.holding)));
-        self.early_ms = subject.random_ms();
+        self.early_ms = one.random_ms();
         (due, now_ms.saturating_add(tick_ms))
     }
 }
 
-impl Subject {
+impl Holding {
     /// From one tick to the next.
     fn tick_ms(&self) -> u64 {
         (self.window_ms / 12).clamp(1, LONGEST_TICK_MS)
@@ -344,8 +344,8 @@ impl Subject {
 
 impl PartialEq for Subject {
     fn eq(&self, other: &Self) -> bool {
-        let of = |it: &Self| (it.window_ms, it.is_local);
-        self.charge.is_twin_of(&other.charge) && of(self) == of(other)
+        let of = |it: &Self| (it.0.window_ms, it.0.is_local);
+        self.0.charge.is_twin_of(&other.0.charge) && of(self) == of(other)
     }
 }
 
@@ -353,7 +353,7 @@ impl Eq for Subject {}
 
 impl Hash for Subject {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        (self.charge.policy().name(), self.charge.key()).hash(state);
+        (self.0.charge.policy().name(), self.0.charge.key()).hash(state);
     }
 }
 
@@ -379,9 +379,9 @@ fn messages(holdings: Vec<Arc<Holding>>) -> Messages {
 fn message(holdings: &[Arc<Holding>]) -> (&Holding, Slots) {
     let (first, ids) = (
         &holdings[0],
-        holdings.iter().flat_map(|it| it.subject.charge.slots()),
+        holdings.iter().flat_map(|it| it.charge.slots()),
     );
-    let charge = &first.subject.charge;
+    let charge = &first.charge;
     (
         first,
         Slots::new(charge.policy(), charge.key(), ids.collect()),

@@ -14,7 +14,6 @@ use std::{
 use smallvec::SmallVec;
 use tokio::sync::Notify;
 
-use self::keeper::Subject;
 pub(super) use self::{keeper::Keeper, unanswered::Unanswered};
 
 use super::{FOR_EVER, Limiter, caller::To};
@@ -57,15 +56,17 @@ struct Held(Arc<Holding>);
 /// The slots of one charge. If another charge of the same check loses its slots, these are held until the work ends.
 struct Holding {
     limiter: Limiter,
-    subject: Subject,
+    charge: Charge,
     /// The keeper knows it by this.
     number: u64,
     state: Mutex<State>,
     /// Notified when the slots are lost.
     lost: Notify,
     is_shadow: bool,
+    is_local: bool,
     /// Whether the slots are renewed: otherwise they expire too early for that.
     is_renewed: bool,
+    window_ms: u64,
 }
 
 enum State {
@@ -127,16 +128,14 @@ impl Limiter {
         let window_ms = rule.map_or(u64::MAX, |rule| millis(rule.window()));
         Arc::new(Holding {
             limiter: self.clone(),
-            subject: Subject {
-                charge: charge.clone(),
-                window_ms,
-                is_local,
-            },
+            charge: charge.clone(),
             number: self.inner.jobs.keeper.number(),
             state: Mutex::new(state),
             lost: Notify::new(),
             is_shadow,
+            is_local,
             is_renewed: !self.is_too_short(window_ms),
+            window_ms,
         })
     }
 
@@ -375,8 +374,7 @@ impl Drop for Held {
 
 impl Holding {
     fn report(&self, change: SlotChange) {
-        let charge = &self.subject.charge;
-        let (policy, slots) = (charge.policy(), charge.cost());
+        let (policy, slots) = (self.charge.policy(), self.charge.cost());
         self.limiter.events().report_safely(|| Event::Slots {
             policy,
             slots,
@@ -397,7 +395,7 @@ impl Holding {
 
     /// How many slots it is, at most those of one message.
     fn slots(&self) -> usize {
-        usize::try_from(self.subject.charge.cost()).unwrap_or(0)
+        usize::try_from(self.charge.cost()).unwrap_or(0)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -434,7 +432,7 @@ impl Holding {
     /// not renewed after they have been seen expired.
     fn left_since(&self, since_ms: u64) -> u64 {
         // The store's clock may have begun its millisecond almost one earlier than ours.
-        let surely_ms = self.subject.window_ms.saturating_sub(1);
+        let surely_ms = self.window_ms.saturating_sub(1);
         since_ms.saturating_add(surely_ms).saturating_sub(now_ms())
     }
 
