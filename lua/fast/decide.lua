@@ -123,7 +123,7 @@ while fast_path and reply and i <= last do
     reply, i = reply .. form .. counts, i + 1
   else -- what most keys before have replied is right for a denial, too
     denied, values[i] = i, form .. counts
-    reply, i = '\1\0\0\0\0' .. sub(kept or reply, 6) .. (again and '' or values[i]), again or i + 1
+    reply, i = '\1\0\0\0\0' .. (i > first and sub(kept or reply, 6) or '') .. (again and '' or values[i]), again or i + 1
   end
 end
 if denied and reply then first, count = last + 1, 0 end -- so that nothing is written

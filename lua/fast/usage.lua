@@ -31,8 +31,7 @@ local function deny(policy, i, value, wide, base, first, second, third)
       if at < 8 or #body < at + bytes - 1 then return end
       if k > 1 then base = unpack('<I7', body, at - 7) end
       local low, high = (now - retention - (now - retention) % step) / step, (now - now % step) / step + 1
-      high = first_with(over, body, at, narrow / 2, entry, size, wrap, base, low, high)
-      reply = reply .. pack('<I6', high * step + retention)
+      reply = reply .. pack('<I6', first_with(over, body, at, narrow / 2, entry, size, wrap, base, low, high) * step + retention)
     end
     first, second = second, third
   end
@@ -56,13 +55,13 @@ local function usage_of(policy, i, value, units)
     end
     return fits, rep('\0', rules * 19)
   end
-  local mark, since, due, others, _, newest, base = unpack('<I6I6I6I6I6I6I7', value)
+  local mark, since, due, others, _, newest, base, first, second, third = unpack('<I6I6I6I6I6I6I7I7I7I7', value)
   local at, wide = 44 + rules * 7, mark - policy.mark
   if since > now or wide ~= 0 and wide ~= 1 or #value < 43 + rules * 7 then return end
   local entry, size, wrap = '<I2', 2, 2 ^ 16
   if wide == 1 then entry, size, wrap = '<I7', 7, 2 ^ 53 end
   for k = 1, rules do
-    local used, limit = unpack('<I7', value, 37 + k * 7), rules < 4 and policy[k + 3] or unpack('<I7', arg, 20 + k * 7)
+    local used, limit = k < 4 and first or unpack('<I7', value, 37 + k * 7), rules < 4 and policy[k + 3] or unpack('<I7', arg, 20 + k * 7)
     local step, retention, places = unpack('<I6I6I4', arg, 11 + rules * 7 + k * 16)
     local when, over, is_calendar = 0, used - limit + units, step >= 2 ^ 44
     if is_calendar then -- one step, which ends with the period
@@ -102,6 +101,7 @@ local function usage_of(policy, i, value, units)
       end
     end
     usage, at, due = usage .. pack('<I7I6I6', used, used > 0 and newest or 0, when), at + places * size, others
+    first, second = second, third
   end
   return fits, usage
 end

@@ -246,8 +246,9 @@ at + 1) / 2 * size or at => at + 1) / 2 or at
 base = unpack('<I7', body, at - 7) => base = 0
 (now - now % step) / step + 1\n => (now - now % step) / step\n
 narrow / 2, entry => narrow, entry
-pack('<I6', high * step + retention) => pack('<I6', high * step)
-first, second = second, third =>
+wrap, base, low, high) * step + retention) => wrap, base, low, high) * step)
+first, second = second, third\n  end\n  return reply => end\n  return reply
+first, second = second, third\n  end\n  return fits => end\n  return fits
 units > (rules < 4 => units >= (rules < 4
 if since > now or wide => if wide
 wide == 1 then entry, size, wrap = '<I7', 7, 2 ^ 53 end\n  for k = 1, rules do\n    local used => wide > 1 then entry, size, wrap = '<I7', 7, 2 ^ 53 end\n  for k = 1, rules do\n    local used
