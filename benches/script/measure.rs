@@ -689,7 +689,7 @@ async fn memory() -> Result<bool, Error> {
     }
     let mut connection = connect(&server).await?;
     let value: Vec<u8> = redis::cmd("GET")
-        .arg("memory:{user=0}:api")
+        .arg("memory:{user=0}:api~1")
         .query_async(&mut connection)
         .await?;
     // Copies of one value, since a hundred thousand identities with 60 checks each would take long.
@@ -697,7 +697,7 @@ async fn memory() -> Result<bool, Error> {
     for thousand in 0..KEYS / 1_000 {
         let mut pipeline = redis::pipe();
         for user in thousand * 1_000..(thousand + 1) * 1_000 {
-            let name = format!("memory:{{user={}}}:api", 1_000_000 + user);
+            let name = format!("memory:{{user={}}}:api~1", 1_000_000 + user);
             pipeline
                 .cmd("SET")
                 .arg(name)

@@ -5,9 +5,9 @@
 local function block_of(i)
   local held = get(i)
   if not held then return nil, 0, '' end
-  if #held ~= BLOCK_SIZE and #held < BLOCK_SIZE + 10 then fail(UNREADABLE) end -- without details, or with
   local stop, _, version = unpack(BLOCK, held)
-  if version ~= VALUE_VERSION then fail(OTHER_VERSION) end
+  if #held ~= BLOCK_SIZE and #held < BLOCK_SIZE + 10 -- without details, or with
+    or version ~= VALUE_VERSION then fail(UNREADABLE) end
   return sub(held, 1, BLOCK_SIZE), stop, held
 end
 

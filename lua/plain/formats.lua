@@ -34,7 +34,7 @@ local TIMES_ADMITTED = '<I4'
 local USAGE = '<I7I6I6' -- for each rule: used, the end of the newest step, when the units fit
 local FAILED, DONE, NOT_ASKED, BLOCKED = '\0', '\1', '\2', '\3' -- how the reply to an operation begins
 local LONG = '\1' -- how the usage of a key begins
-local WRONG_TYPE, UNREADABLE, OTHER_VERSION, OTHER_TIME = '\1', '\2', '\3', '\4' -- why an operation failed
+local WRONG_TYPE, UNREADABLE, OTHER_TIME = '\1', '\2', '\4' -- why an operation failed
 
 -- Makes the operation fail, and no other of the call.
 local function fail(reason)

@@ -19,7 +19,6 @@ end
 -- The sections of a value, by label and in order; and when the key expires. The first head stands in the front, each
 -- other before the body.
 local function parse(value)
-  if byte(value, -1) ~= VALUE_VERSION then fail(OTHER_VERSION) end
   local sections, count = {}, byte(value, -2) or 0
   local labels_at = #value - 1 - count * (LABEL_SIZE + BEHIND_LABEL)
   local _, _, _, _, expires, at = unpack(FRONT, value)
@@ -34,7 +33,7 @@ local function parse(value)
     local section = new_section(label, used, newest, base, body, expires)
     sections[k], sections[label], at = section, section, at + size
   end
-  if count == 0 or at ~= labels_at then fail(UNREADABLE) end
+  if count == 0 or at ~= labels_at or byte(value, -1) ~= VALUE_VERSION then fail(UNREADABLE) end
   return sections, expires
 end
 

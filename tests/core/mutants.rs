@@ -202,7 +202,8 @@ impl Script {
             }
             if let Act::Check(charges) = act {
                 let mut policies = charges.iter().map(|(policy, ..)| player.policy(*policy));
-                let policy = policies.find(|it| name.ends_with(it.name().as_bytes()));
+                let policy =
+                    policies.find(|it| name.ends_with(format!("{}~1", it.name()).as_bytes()));
                 assert_sections(value, policy.unwrap().rules());
             }
         }

@@ -101,7 +101,7 @@ async fn each_fault_is_an_error_in_time_and_over_without_help() {
 }
 
 /// The key with alice's counts.
-const COUNTS: &str = "sluicegate:{user=alice}:api";
+const COUNTS: &str = "sluicegate:{user=alice}:api~1";
 
 #[tokio::test]
 async fn out_of_memory_still_denies() {

@@ -7,7 +7,7 @@ use crate::prelude::*;
 /// The keys of alice: her block, her strikes, and her counts under `api`.
 const NAME: &str = "sluicegate:{user=alice}:!block";
 const STRIKES: &str = "sluicegate:{user=alice}:!strikes";
-const COUNTS: &str = "sluicegate:{user=alice}:api";
+const COUNTS: &str = "sluicegate:{user=alice}:api~1";
 const INDEX: &str = "sluicegate:!blocks";
 
 fn five() -> Policy {
@@ -209,7 +209,7 @@ async fn what_others_wrote_in_the_place_of_a_block_fails_that_check_alone() {
         (format!("SET {NAME} hello"), "cannot be read"),
         (format!("SET {NAME} "), "cannot be read"),
         (format!("SET {NAME} a-value-of-12"), "cannot be read"),
-        (format!("SET {NAME} {soon}\u{1}\u{2}"), "another version"),
+        (format!("SET {NAME} {soon}\u{1}\u{2}"), "cannot be read"),
         (format!("SET {NAME} {soon}\u{1}\u{1}+"), "cannot be read"),
         // The source of these blocks is unknown.
         (format!("SET {NAME} {soon}\u{4}\u{1}"), "cannot be read"),

@@ -658,7 +658,7 @@ async fn the_operations_of_a_call_are_answered_one_by_one_and_in_order_or_fail_a
 
     let trial = policy("trial", "2/1h");
     let [broken, sound, _] = apart(&cluster);
-    let name = format!("one-by-one:{{user={broken}}}:trial");
+    let name = format!("one-by-one:{{user={broken}}}:trial~1");
     cluster.nodes[0].run::<()>(&format!("RPUSH {name} 1"));
     let reset = Operation::Reset {
         policy: trial.clone(),

@@ -8,7 +8,7 @@ use std::{
 use crate::prelude::*;
 
 /// Alice's key under the policy `p`.
-const NAME: &str = "sluicegate:{user=alice}:p";
+const NAME: &str = "sluicegate:{user=alice}:p~1";
 
 /// A limiter that reports nothing: tests count keys and commands, and reports would add to both.
 fn limiter(store: RedisStore) -> Limiter {
@@ -396,7 +396,7 @@ async fn an_operation_that_cannot_be_done_fails_alone_and_writes_nothing() {
         ("newer", "SET", "next\u{2}"),
         ("older", "SET", "hello"),
     ] {
-        let name = format!("sluicegate:{{user={user}}}:p");
+        let name = format!("sluicegate:{{user={user}}}:p~1");
         server.run::<()>(&format!("DEL {name}"));
         server.run::<()>(&format!("{set} {name} {value}"));
     }

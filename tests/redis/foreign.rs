@@ -12,7 +12,7 @@ use crate::prelude::*;
 const NOW_MS: u64 = 1_700_000_000_000;
 
 /// Alice's key under the policy `p`.
-const NAME: &str = "sluicegate:{user=alice}:p";
+const NAME: &str = "sluicegate:{user=alice}:p~1";
 
 /// A flag in the first number of a bucket's label.
 const BUCKET: u64 = 1 << 47;

@@ -28,6 +28,7 @@ mod reports;
 mod sentinel;
 mod shared_calls;
 mod slots;
+mod stored_forms;
 mod timeouts;
 mod tls;
 mod transactions;

@@ -422,7 +422,7 @@ async fn a_server_that_forgets_the_script_is_told_it_again_and_charges_once() {
 async fn a_value_of_another_type_fails_its_own_check_alone() {
     let (server, store) = served(1).await;
     let api = api("9/1h");
-    server.run::<()>("RPUSH sluicegate:{user=mallory}:api 1");
+    server.run::<()>("RPUSH sluicegate:{user=mallory}:api~1 1");
     let busy = Busy::hold(&server, &store, 1).await;
     let users = ["alice", "mallory", "bob", "mallory", "alice"];
     let gathered = begin(users.map(|name| store.check(&units(&api, name, 1)))).await;

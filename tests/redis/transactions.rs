@@ -255,7 +255,7 @@ fn under_leases_no_span_of_a_window_holds_more_than_the_limit() {
 }
 
 /// The key with alice's counts.
-const COUNTS: &str = "sluicegate:{user=alice}:api";
+const COUNTS: &str = "sluicegate:{user=alice}:api~1";
 
 /// Each process has its own runtime and pool, and two of them call the script. Their joint counts are exact, and none of
 /// them starves.
@@ -380,7 +380,7 @@ async fn values_of_others_fail_alone_and_are_forgotten_by_a_reset() {
     let policy = api("10/1d");
     for (write, message) in [
         ("LPUSH {} 1", "of another type, not written by this crate"),
-        ("SET {} x", "that another version of this crate has written"),
+        ("SET {} x", "that cannot be read, not written by this crate"),
         (
             "SET {} x\u{1}",
             "that cannot be read, not written by this crate",

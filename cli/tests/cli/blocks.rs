@@ -72,7 +72,7 @@ async fn a_block_shows_its_reason_its_author_and_when_it_was_made() {
 async fn blocks_are_listed_from_an_index_among_however_many_keys() {
     let site = Site::start().await;
     let fill =
-        "for i = 1, 100000 do redis.call('SET', 'sluicegate:{user=' .. i .. '}:api', 'x') end";
+        "for i = 1, 100000 do redis.call('SET', 'sluicegate:{user=' .. i .. '}:api~1', 'x') end";
     let client = redis::Client::open(site.server.socket_url()).unwrap();
     let mut connection = client.get_connection().unwrap();
     let mut eval = redis::cmd("EVAL");

@@ -82,7 +82,7 @@ async fn a_shadow_denies_nothing_and_is_told() {
 async fn what_cannot_be_decided_is_an_error() {
     let site = Site::start().await;
     site.tool.told("explain user=alice | 2 | --policies");
-    let () = site.server.run("SET sluicegate:{user=alice}:api garbage");
+    let () = site.server.run("SET sluicegate:{user=alice}:api~1 garbage");
     site.tool
         .told("explain user=alice --policies policies.toml | 3 | failure policy applies");
 }

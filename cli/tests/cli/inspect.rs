@@ -112,13 +112,19 @@ async fn a_value_that_cannot_be_read_is_told_and_the_others_are_shown() {
     let site = Site::start().await;
     site.charge("login", "alice", 1).await;
     for (command, why) in [
-        ("SET sluicegate:{user=alice}:api garbage", "version 101"),
-        ("SET sluicegate:{user=alice}:api \x01\x01", "cannot be read"),
-        ("DEL sluicegate:{user=alice}:api", "another type"),
+        (
+            "SET sluicegate:{user=alice}:api~1 garbage",
+            "cannot be read",
+        ),
+        (
+            "SET sluicegate:{user=alice}:api~1 \x01\x01",
+            "cannot be read",
+        ),
+        ("DEL sluicegate:{user=alice}:api~1", "another type"),
     ] {
         let () = site.server.run(command);
         if why == "another type" {
-            let () = site.server.run("LPUSH sluicegate:{user=alice}:api 1");
+            let () = site.server.run("LPUSH sluicegate:{user=alice}:api~1 1");
         }
         let said = site.json("inspect user=alice", 0);
         says!(said["policies"][0]["error"].as_str().unwrap() => why);

@@ -29,11 +29,14 @@ async fn only_what_is_named_is_deleted() {
     assert_eq!(said, "Deleted what user=alice had used under api.\n");
     assert_eq!(
         keys(&site),
-        ["sluicegate:{user=alice}:login", "sluicegate:{user=bob}:api"]
+        [
+            "sluicegate:{user=alice}:login~1",
+            "sluicegate:{user=bob}:api~1"
+        ]
     );
     let said = site.json("reset user=alice --policies policies.toml -y", 0);
     assert_eq!(said["deleted"].as_array().unwrap(), &["login"]);
-    assert_eq!(keys(&site), ["sluicegate:{user=bob}:api"]);
+    assert_eq!(keys(&site), ["sluicegate:{user=bob}:api~1"]);
     site.tool
         .told("reset user=alice --policies policies.toml --yes | 1 | nothing was deleted");
     let said = site.json("reset user=alice --policies policies.toml --yes", 1);
@@ -66,7 +69,7 @@ async fn where_nothing_is_named_all_of_the_identity_are_found() {
     let () = site.server.run("SET sluicegate:{user=alice}:old garbage");
     let said = site.json("reset user=alice --yes", 0);
     has!(said, { "deleted": ["api", "login", "old"] });
-    assert_eq!(keys(&site), ["sluicegate:{user=bob}:api"]);
+    assert_eq!(keys(&site), ["sluicegate:{user=bob}:api~1"]);
 }
 
 #[tokio::test]

@@ -93,8 +93,8 @@ async fn what_is_not_of_this_store_is_left_out_and_what_cannot_be_read_is_counte
     let site = Site::start().await;
     used(&site).await;
     for name in [
-        "sluicegate:{user=eve}:api",
-        "other:{user=eve}:api",
+        "sluicegate:{user=eve}:api~1",
+        "other:{user=eve}:api~1",
         "sluicegate2",
         "sluicegate:eve",
     ] {

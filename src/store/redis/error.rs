@@ -339,9 +339,6 @@ pub(super) fn is_turned_away(error: &RedisError) -> bool {
 pub(super) const UNREADABLE: StoreError =
     StoreError::protocol("a key holds a value that cannot be read, not written by this crate")
         .unsent();
-pub(super) const OTHER_VERSION: StoreError =
-    StoreError::protocol("a key holds a value that another version of this crate has written")
-        .unsent();
 pub(super) const SHUT_DOWN: StoreError = StoreError::new(
     StoreErrorKind::Unavailable,
     "the runtime was shut down in which the store was called",

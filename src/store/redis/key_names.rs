@@ -1,4 +1,6 @@
-//! Names of keys in Redis: `<prefix>:{<kind>=<token>}:<policy>`, and for slots behind that `@<window in ms>`.
+//! Names of keys in Redis: `<prefix>:{<kind>=<token>}:<policy>`, and behind that for counts `~<number of the stored form>`,
+//! for slots `@<window in ms>`. So versions of this crate that store counts otherwise count apart, side by side. All else
+//! has no number, so that a block holds for all versions.
 //!
 //! The braces make all policies of one identity share a cluster slot. A client cannot choose a slot, merge two
 //! identities or make a name long: only a short, plain value that is no secret is written as it is. Any other value is
@@ -6,12 +8,15 @@
 
 use std::fmt;
 
-use crate::domain::{
-    Text,
-    contributors::label,
-    key::Key,
-    policy::Policy,
-    report::{Account, Span},
+use crate::{
+    domain::{
+        Text,
+        contributors::label,
+        key::Key,
+        policy::Policy,
+        report::{Account, Span},
+    },
+    store::redis::wire::VERSION,
 };
 
 /// The longest value that is written without hashing. An IPv6 network takes 43 bytes.
@@ -29,6 +34,8 @@ pub(super) struct Names {
     prefix: Box<str>,
     /// The start of all names of identities: `<prefix>:{`.
     head: Box<[u8]>,
+    /// The end of all names of counts: `~<form>`.
+    form: Box<[u8]>,
     hash_key: [u8; blake3::KEY_LEN],
 }
 
@@ -46,6 +53,7 @@ impl Names {
         Self {
             prefix: prefix.into(),
             head: head(prefix),
+            form: form(VERSION),
             hash_key: blake3::derive_key(CONTEXT, b""),
         }
     }
@@ -57,6 +65,11 @@ impl Names {
             "the prefix of keys must be at most {MAX_PLAIN} printable ASCII characters without spaces and braces"
         );
         (self.prefix, self.head) = (prefix.into(), head(prefix));
+    }
+
+    /// Sets the number of the stored form.
+    pub(super) fn set_form(&mut self, number: u8) {
+        self.form = form(number);
     }
 
     pub(super) fn set_secret(&mut self, secret: &[u8]) {
@@ -79,7 +92,7 @@ impl Names {
         name[self.prefix.len() + ":{".len()..name.len() - "}:".len()].to_vec()
     }
 
-    /// Writes the name of the key that holds the counts of `key` under the policy of this name.
+    /// Writes a name of an identity with this end: the name of a policy whose keys have no number, such as blocks.
     pub(super) fn write(&self, name: &mut Vec<u8>, policy: &str, key: &Key) {
         self.write_start(name, key);
         name.extend_from_slice(policy.as_bytes());
@@ -96,7 +109,28 @@ impl Names {
     /// Writes the name of the key of a charge.
     pub(super) fn write_charge(&self, name: &mut Vec<u8>, policy: &Policy, key: &Key) {
         self.write_start(name, key);
-        write_policy(name, policy);
+        self.write_policy(name, policy);
+    }
+
+    /// Writes the end of the name of a charge. Slots are apart, by their window in ms. `@` and `~` are in no policy's name,
+    /// and the names of this crate's own policies begin with `!`.
+    pub(super) fn write_policy(&self, name: &mut Vec<u8>, policy: &Policy) {
+        match policy.rules() {
+            [rule] if rule.is_concurrency() => {
+                name.extend_from_slice(policy.name().as_bytes());
+                name.push(b'@');
+                name.extend_from_slice(rule.window_ms().to_string().as_bytes());
+            }
+            _ => self.write_counts(name, policy.name()),
+        }
+    }
+
+    /// Writes the end of the name of counts under the policy of this name.
+    pub(super) fn write_counts(&self, name: &mut Vec<u8>, policy: &str) {
+        name.extend_from_slice(policy.as_bytes());
+        if !policy.starts_with('!') {
+            name.extend_from_slice(&self.form);
+        }
     }
 
     /// Writes the text in the braces: `<kind>=<token>`.
@@ -187,14 +221,8 @@ fn head(prefix: &str) -> Box<[u8]> {
     format!("{prefix}:{{").into_bytes().into()
 }
 
-/// Writes the end of the name of a charge. Slots are apart, by their window in ms: `@` is in no policy's name.
-pub(super) fn write_policy(name: &mut Vec<u8>, policy: &Policy) {
-    name.extend_from_slice(policy.name().as_bytes());
-    let slots = policy.rules().iter().filter(|rule| rule.is_concurrency());
-    for rule in slots {
-        name.push(b'@');
-        name.extend_from_slice(rule.window_ms().to_string().as_bytes());
-    }
+fn form(number: u8) -> Box<[u8]> {
+    format!("~{number}").into_bytes().into()
 }
 
 /// The window in ms that stands at the end of a name of slots; `None` for the name of another key.

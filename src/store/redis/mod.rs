@@ -100,6 +100,14 @@ impl RedisStore {
         self.with_queues()
     }
 
+    /// Keeps counts under the number of another stored form, for tests of two versions of this crate side by side.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn stored_form(mut self, number: u8) -> Self {
+        Arc::make_mut(&mut self.names).set_form(number);
+        self.with_queues()
+    }
+
     /// Decides by this clock instead of the server's.
     #[cfg(feature = "manual-clock")]
     #[must_use]

@@ -5,7 +5,7 @@
 use std::{error::Error, fmt, num::NonZeroU8};
 
 use super::{
-    error::{OTHER_VERSION, UNREADABLE},
+    error::UNREADABLE,
     reports::units,
     wire::{Places, VERSION, is_of_a_later_kind, labelled, number},
 };
@@ -64,8 +64,8 @@ pub(super) struct Part {
 pub enum UnreadableValue {
     /// The value is no string, so this crate has not written it.
     WrongType,
-    /// The value has this version of the layout: another version of this crate wrote it, or something else.
-    OtherVersion(u8),
+    /// The name says that the counts have the form of this number, which another version of this crate stores.
+    OtherForm(u8),
     /// The value has a form that this crate does not write.
     Malformed,
 }
@@ -75,8 +75,7 @@ impl Counts {
     pub(super) fn read(value: &[u8]) -> Result<Self, UnreadableValue> {
         match value.split_last() {
             Some((&VERSION, sections)) => read(sections).ok_or(UnreadableValue::Malformed),
-            Some((&version, _)) => Err(UnreadableValue::OtherVersion(version)),
-            None => Err(UnreadableValue::Malformed),
+            _ => Err(UnreadableValue::Malformed),
         }
     }
 }
@@ -102,11 +101,8 @@ pub(super) fn read_block(value: &[u8]) -> Result<HeldBlock, UnreadableValue> {
         return Err(UnreadableValue::Malformed);
     };
     // A block has no details, or at least the time and the lengths of the texts.
-    if !details.is_empty() && details.len() < 10 {
+    if !details.is_empty() && details.len() < 10 || version != VERSION {
         return Err(UnreadableValue::Malformed);
-    }
-    if version != VERSION {
-        return Err(UnreadableValue::OtherVersion(version));
     }
     let Some(by) = BlockedBy::of_code(by) else {
         return Err(UnreadableValue::Malformed);
@@ -277,9 +273,9 @@ impl fmt::Display for UnreadableValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::WrongType => f.write_str("a value of another type, not written by this crate"),
-            Self::OtherVersion(version) => write!(
+            Self::OtherForm(number) => write!(
                 f,
-                "a value of version {version}, written by another version of this crate or not by it"
+                "counts of the stored form {number}, which another version of this crate keeps"
             ),
             Self::Malformed => {
                 f.write_str("a value that cannot be read, not written by this crate")
@@ -297,8 +293,7 @@ impl From<UnreadableValue> for StoreError {
                 Self::protocol("a key holds a value of another type, not written by this crate")
                     .unsent()
             }
-            UnreadableValue::OtherVersion(_) => OTHER_VERSION,
-            UnreadableValue::Malformed => UNREADABLE,
+            UnreadableValue::OtherForm(_) | UnreadableValue::Malformed => UNREADABLE,
         }
     }
 }
@@ -316,7 +311,7 @@ mod tests {
         assert_eq!(for_ever.block, Block::new(u64::MAX, BlockedBy::Operator));
         assert_eq!(
             read_block(&[1, 2, 0, 0, 0, 0, 2, 9]),
-            Err(UnreadableValue::OtherVersion(9))
+            Err(UnreadableValue::Malformed)
         );
         for bytes in [
             &[][..],

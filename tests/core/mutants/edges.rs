@@ -20,7 +20,7 @@ const HOUR_MS: u64 = 3_600_000;
 const DAY_MS: u64 = 24 * HOUR_MS;
 
 /// Alice's key under the policy `p`, her block and her strikes.
-const NAME: &str = "sluicegate:{user=alice}:p";
+const NAME: &str = "sluicegate:{user=alice}:p~1";
 const BLOCK: &str = "sluicegate:{user=alice}:!block";
 const STRIKES: &str = "sluicegate:{user=alice}:!strikes";
 
@@ -122,7 +122,7 @@ async fn a_value_that_cannot_be_read_is_told(script: &Script) {
     let no_section: &[u8] = &[&[0; 13][..], &[1]].concat();
     for (value, reason) in [
         (None, "of another type"),
-        (Some(&b"of another version\x02"[..]), "another version"),
+        (Some(&b"of another version\x02"[..]), "cannot be read"),
         (Some(b"\x03 is not so long\x01"), "cannot be read"),
         (Some(no_section), "cannot be read"),
     ] {
@@ -138,7 +138,7 @@ async fn a_value_that_cannot_be_read_is_told(script: &Script) {
     let block = |stop_ms: u64, rest: &[u8]| [&stop_ms.to_le_bytes()[..6], rest].concat();
     for (value, reason) in [
         (None, "of another type"),
-        (Some(block(START_MS + 9, &[1, 2])), "another version"),
+        (Some(block(START_MS + 9, &[1, 2])), "cannot be read"),
         (Some(block(START_MS + 9, &[1, 1, 0])), "cannot be read"),
         (
             Some(block(START_MS + 9, &[1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0])),

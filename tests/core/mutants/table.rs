@@ -95,8 +95,7 @@ MOST_SECTIONS = 255 => MOST_SECTIONS = 254
 LIMIT, LIMIT_SIZE = '<I7', 7 => LIMIT, LIMIT_SIZE = '<I6', 7
 BOUNDARY = '<I6' => BOUNDARY = '<I5'
 POLICY_AT = 17 => POLICY_AT = 16
-UNREADABLE, OTHER_VERSION, OTHER_TIME = '\1', '\2', '\3', '\4' => UNREADABLE, OTHER_VERSION, OTHER_TIME = '\1', '\3', '\2', '\4'
-OTHER_TIME = '\1', '\2', '\3', '\4' => OTHER_TIME = '\1', '\2', '\3', '\2'
+OTHER_TIME = '\1', '\2', '\4' => OTHER_TIME = '\1', '\2', '\2'
 error({ reason = reason }) => error(reason)
 # plain/kinds.lua
 [1] = concurrency => [1] = steps

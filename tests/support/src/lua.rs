@@ -292,7 +292,7 @@ impl LuaServer {
     /// Replaces the counts by a value that the script cannot use.
     pub fn spoil(&self, policy: &str, key: &Key, spoiled: Spoiled) {
         let value = String::from_utf8_lossy(key.value());
-        let name = format!("sluicegate:{{{}={value}}}:{policy}", key.kind());
+        let name = format!("sluicegate:{{{}={value}}}:{policy}~1", key.kind());
         let spoiled: Option<&[u8]> = match spoiled {
             Spoiled::WrongType => None,
             Spoiled::OtherVersion => Some(b"of another version\x02"),

@@ -35,6 +35,7 @@ use super::{
     error::{code, store_error},
     key_names, milliseconds,
     value::read_slots,
+    wire::VERSION,
 };
 use crate::domain::{
     Text,
@@ -262,6 +263,9 @@ const TOO_LATE: StoreError =
 
 /// Reads the reply about a key of counts or slots.
 fn stored_at(name: &StoredName, value: RedisResult<Value>) -> Result<StoredResult, StoreError> {
+    if let Some(form) = name.form().filter(|form| *form != VERSION) {
+        return Ok(Err(UnreadableValue::OtherForm(form)));
+    }
     let Some(window_ms) = name.slots_expire_after_ms() else {
         return stored(value, StoredValue::read);
     };

@@ -19,22 +19,23 @@ pub struct StoredName {
 }
 
 impl StoredName {
+    /// The key of the counts under the policy of this name, or of the block or strikes.
     pub(super) fn write(names: &Names, key: &Key, policy: &str) -> Self {
-        let identity = names.name("", key);
+        Self::with_end(names, key, |name| names.write_counts(name, policy))
+    }
+
+    fn with_end(names: &Names, key: &Key, write_end: impl FnOnce(&mut Vec<u8>)) -> Self {
+        let mut name = names.name("", key);
         let start = names.prefix().len() + ":{".len();
-        let end = identity.len() - "}:".len();
-        let name = String::from_utf8_lossy(&identity).into_owned() + policy;
-        Self {
-            name: name.into(),
-            identity: start..end,
-        }
+        let identity = start..name.len() - "}:".len();
+        write_end(&mut name);
+        let name = String::from_utf8_lossy(&name).into();
+        Self { name, identity }
     }
 
     /// The key of the counts or slots under this policy.
     pub(super) fn of(names: &Names, key: &Key, policy: &Policy) -> Self {
-        let name = names.of_charge(policy, key);
-        let policy = &name[names.name("", key).len()..];
-        Self::write(names, key, &String::from_utf8_lossy(policy))
+        Self::with_end(names, key, |name| names.write_policy(name, policy))
     }
 
     /// The key of the block of an identity, from its form in the index.
@@ -57,9 +58,15 @@ impl StoredName {
         let (identity, policy) = rest.split_once("}:")?;
         let is_plain = name.bytes().all(|byte| byte.is_ascii_graphic());
         // The names of contributors are longer: they contain a colon.
-        let is_policy = !policy.is_empty() && !policy.contains(':') && policy != STRIKES;
-        let slots = policy.split_once('@');
-        let is_policy = is_policy && slots.is_none_or(|(_, ms)| ms.parse::<u64>().is_ok());
+        let is_policy = !policy.contains(':') && policy != STRIKES;
+        let ends_with = |sign, is_number: fn(&str) -> bool| {
+            let end = policy.split_once(sign);
+            end.is_some_and(|(policy, number)| !policy.is_empty() && is_number(number))
+        };
+        let is_policy = is_policy
+            && (policy.starts_with('!')
+                || ends_with('@', |ms| ms.parse::<u64>().is_ok())
+                || ends_with('~', |form| form.parse::<u8>().is_ok()));
         if !identity.contains('=') || !is_policy || !is_plain {
             return None;
         }
@@ -86,7 +93,14 @@ impl StoredName {
     #[must_use]
     pub fn policy(&self) -> &str {
         let policy = &self.name[self.identity.end + 2..];
-        policy.split('@').next().unwrap_or(policy)
+        policy.split(['@', '~']).next().unwrap_or(policy)
+    }
+
+    /// The number of the stored form, if the key holds counts: other versions of this crate may store another one.
+    #[must_use]
+    pub fn form(&self) -> Option<u8> {
+        let (_, number) = self.name[self.identity.end..].split_once('~')?;
+        number.parse().ok()
     }
 
     /// The expiry of slots, in ms, if the key holds slots.
@@ -130,11 +144,12 @@ mod tests {
             (Key::new("user", "a:b@c"), "user=a:b@c"),
             (Key::secret("api-key", "x"), "api-key=#"),
         ] {
-            let read = StoredName::read(&names, names.name("api.v1", &key)).unwrap();
+            let read = StoredName::read(&names, names.name("api.v1~1", &key)).unwrap();
             assert!(read.identity().starts_with(identity), "{read:?}");
             assert_eq!((read.policy(), read.prefix()), ("api.v1", "shop[1]*"));
             assert_eq!(read, StoredName::write(&names, &key, "api.v1"));
             assert_eq!(read.slots_expire_after_ms(), None);
+            assert_eq!(read.form(), Some(1));
             let slots = Policy::parse("api.v1", "3/30s@concurrent").unwrap();
             let slots = StoredName::of(&names, &key, &slots);
             assert_eq!(
@@ -143,9 +158,9 @@ mod tests {
             );
             let read_slots = StoredName::read(&names, slots.as_bytes().to_vec());
             assert_eq!(read_slots, Some(slots));
-            let other = StoredName::read(&Names::new("other"), names.name("api.v1", &key));
+            let other = StoredName::read(&Names::new("other"), names.name("api.v1~1", &key));
             assert_eq!(other, None);
-            let read = StoredName::read_of_any_prefix(names.name("api.v1", &key)).unwrap();
+            let read = StoredName::read_of_any_prefix(names.name("api.v1~1", &key)).unwrap();
             assert_eq!(read, StoredName::write(&names, &key, "api.v1"));
         }
     }
@@ -164,6 +179,9 @@ mod tests {
             "shop:{ip=1}:ä",
             "shop:{ip=1}:api@",
             "shop:{ip=1}:api@3@4",
+            "shop:{ip=1}:api",
+            "shop:{ip=1}:api~",
+            "shop:{ip=1}:~1",
         ] {
             assert_eq!(StoredName::read(&names, other.into()), None, "{other}");
         }

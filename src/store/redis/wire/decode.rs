@@ -32,7 +32,6 @@ const DENIED: u8 = 3;
 /// Why an operation failed.
 const WRONG_TYPE: u8 = 1;
 const UNREADABLE: u8 = 2;
-const OTHER_VERSION: u8 = 3;
 const OTHER_TIME: u8 = 4;
 /// The server has refused a command of the operation. The second: a write may have come before.
 const REFUSED: u8 = 5;
@@ -360,7 +359,6 @@ fn failure(reason: u8) -> StoreError {
         WRONG_TYPE => {
             StoreError::protocol("a key holds a value of another type, not written by this crate")
         }
-        OTHER_VERSION => error::OTHER_VERSION,
         OTHER_TIME => {
             StoreError::protocol("the store's time is in no period of the calendar that was sent")
         }

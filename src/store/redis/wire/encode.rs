@@ -18,7 +18,7 @@ use crate::{
         slot_id::SlotId,
         slots::Slots,
     },
-    store::redis::key_names::{Names, write_policy},
+    store::redis::key_names::Names,
 };
 
 use super::{VERSION, policy::push_policy, push_number};
@@ -249,7 +249,7 @@ impl<'a> Writer<'a> {
         ] {
             for (place, charge) in charges.iter().enumerate() {
                 self.push_start(charge.key());
-                write_policy(&mut self.bytes, charge.policy());
+                self.names.write_policy(&mut self.bytes, charge.policy());
                 self.end_key();
                 let head = Head {
                     action: action + joined(place),
