@@ -43,8 +43,8 @@ async fn two_forms_under_load_are_each_exact() {
     let expected = ["api~1", "api~2", "bucket~1", "bucket~2"].map(name);
     assert_eq!(names, expected);
     forms[0][0].reset(&policy, &user("alice")).await.unwrap();
-    assert!(is_admitted(&forms[0][1], &check).await);
-    assert!(!is_admitted(&forms[1][0], &check).await);
+    assert!(is_admitted(&forms[0][1], check).await);
+    assert!(!is_admitted(&forms[1][0], check).await);
 }
 
 #[tokio::test]

@@ -66,7 +66,7 @@ async fn a_block_that_a_reset_leaves_is_warned_of() {
 async fn where_nothing_is_named_all_of_the_identity_are_found() {
     let site = Site::start().await;
     used(&site).await;
-    let () = site.server.run("SET sluicegate:{user=alice}:old garbage");
+    let () = site.server.run("SET sluicegate:{user=alice}:old~1 garbage");
     let said = site.json("reset user=alice --yes", 0);
     has!(said, { "deleted": ["api", "login", "old"] });
     assert_eq!(keys(&site), ["sluicegate:{user=bob}:api~1"]);
