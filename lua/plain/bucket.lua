@@ -23,11 +23,9 @@ function bucket.charge(section, units)
   section.used = section.used + units * section.rule.period
 end
 
-function bucket.take(section, units, from) -- less the refill since `from`
-  local rule, elapsed = section.rule, math.max(0, section.newest - from)
-  local taken = math.min(units, rule.most) * rule.period
-  taken = elapsed < taken / rule.refill and taken - elapsed * rule.refill or 0
-  section.used = math.max(0, section.used - taken)
+function bucket.take(section, units, from) -- less the refill since `from`, as a float, since it may pass 2^63
+  local rule, refill = section.rule, math.max(0, 1.0 * section.newest - from) * section.rule.refill
+  section.used = math.max(0, section.used - math.max(0, math.min(units, rule.most) * rule.period - refill))
 end
 
 function bucket.fits_at()
