@@ -255,11 +255,15 @@ impl Keeper {
 }
 
 impl Entries {
-    /// Returns what was noted before, to be dropped without the lock, and whether the key's tick is the next of all.
+    /// Returns what was noted before, to be dropped without the lock, and whether the key is new and its tick the next of
+    /// all.
     fn set(&mut self, holding: Arc<Holding>, ended: Option<Ended>) -> (Option<Entry>, bool) {
         let (subject, number) = (Subject(Arc::clone(&holding)), holding.number);
+        let mut is_first = false;
         let group = self.keys.entry(subject).or_insert_with(|| {
             let tick = (now_ms() + holding.tick_ms(), number);
+            let first = self.ticks.first_key_value();
+            is_first = first.is_none_or(|(first, _)| tick < *first);
             self.ticks.insert(tick, Subject(Arc::clone(&holding)));
             Group {
                 all: BTreeMap::new(),
@@ -268,8 +272,7 @@ impl Entries {
             }
         });
         let before = group.all.insert(number, Entry { holding, ended });
-        let first = self.ticks.first_key_value();
-        (before, first.is_some_and(|(first, _)| *first == group.tick))
+        (before, is_first)
     }
 
     fn remove(&mut self, holding: &Arc<Holding>) -> Option<Removed> {
