@@ -94,20 +94,14 @@ pub(crate) fn run(
 /// The first contributors, as JSON and as a table, and their units.
 fn listed(all: &Contributors, number: usize) -> (Vec<Value>, Table, u64) {
     let (mut rows, mut listed) = (Vec::new(), 0);
-    let mut table = Table::new(["contributor", "units", "at most", "share"]);
+    let mut table = Table::new(["contributor", "units", "share"]);
     for contributor in all.iter().take(number) {
         let (units, total) = (contributor.units(), all.total().max(1));
-        let at_most = units.saturating_add(all.error());
         let share = (units.saturating_mul(100) + total / 2) / total;
         let label = contributor.label();
-        rows.push(json!({ "label": label, "units": units, "at_most": at_most }));
+        rows.push(json!({ "label": label, "units": units }));
         let share = Cell::right(format!("{share}%"));
-        table.row([
-            printable(label.as_bytes()).into(),
-            units.into(),
-            at_most.into(),
-            share,
-        ]);
+        table.row([printable(label.as_bytes()).into(), units.into(), share]);
         listed += units;
     }
     (rows, table, listed)

@@ -8,7 +8,7 @@ use crate::domain::{
     key::Key,
     policy::Policy,
     published::PublishedPolicy,
-    report::{Account, Kept, Ranking, Report},
+    report::{Account, Ranking, Report},
     rule::Rule,
     settlement::Settlement,
     slots::{HeldSlots, Slots},
@@ -71,11 +71,11 @@ pub enum Operation {
         /// The largest number of identities to list.
         most: usize,
     },
-    /// Add what a process has counted: units of [contributors](crate::contributors), and requests of [denied
-    /// identities](crate::denials).
+    /// Add the counts of a process: units of [contributors](crate::contributors), and [denials](crate::denials) of
+    /// identities.
     ///
     /// For each account and span, the store keeps only the labels with the most units. A report that it cannot add is
-    /// lost, and no check waits for it.
+    /// lost, without harm to the others; the answer is then the first of the errors. No check waits for it.
     #[doc(hidden)]
     Report(Vec<Report>),
     /// Read what is kept of all reports about this account, in the spans that count now.
@@ -174,9 +174,9 @@ pub enum Reply {
     Unblock,
     /// To [`Operation::ListBlocks`].
     ListBlocks(Vec<BlockedIdentity>),
-    /// To [`Operation::Report`]: the part of each report that the store has kept, in the same order.
+    /// To [`Operation::Report`].
     #[doc(hidden)]
-    Report(Vec<Result<Kept, StoreError>>),
+    Report,
     /// To [`Operation::Rankings`], one of each span.
     #[doc(hidden)]
     Rankings(Vec<Ranking>),

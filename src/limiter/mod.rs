@@ -5,6 +5,7 @@
 mod bans;
 mod breaker;
 mod caller;
+mod counts;
 mod decide;
 mod events;
 mod fallback;
@@ -17,7 +18,6 @@ mod publisher;
 mod refusals;
 mod reload;
 mod reporter;
-mod reports;
 mod resolution;
 mod settle;
 mod slots;

@@ -14,7 +14,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::{publisher::Publisher, reports::Counts, timeout::REPORTING};
+use super::{counts::Counts, publisher::Publisher, timeout::REPORTING};
 use crate::{
     background::BackRoom,
     domain::{
@@ -22,11 +22,11 @@ use crate::{
         check::Check,
         decision::{Decision, Usage},
         error::{StoreError, StoreErrorKind},
-        operation::{Operation, answer_of},
+        operation::{Operation, Reply},
         report::{Account, Report},
         settlement::Settlement,
     },
-    store::{Store, ext},
+    store::{Store, ext::ANOTHER_REPLY},
     warning::{self, Quiet},
 };
 
@@ -42,7 +42,7 @@ pub(super) struct Reports {
     pub(super) store: Arc<dyn Store>,
     pub(super) counts: Counts,
     pub(super) policies: Publisher,
-    /// Held during a report. Reports must not overlap: the store's answer is about the newest.
+    /// Held during a report, for those that ask for the newest counts: they may be under way.
     turn: Mutex<()>,
     losses: Quiet,
     /// Its permit is free while no task runs.
@@ -79,7 +79,7 @@ impl Drop for Reporter {
 impl Reports {
     /// Counts the final outcome of a request for the list of denials.
     pub(super) fn count(self: &Arc<Self>, decision: &Decision) {
-        if self.counts.count(decision) {
+        if self.counts.deny(decision) {
             self.ensure_running();
         }
     }
@@ -102,7 +102,7 @@ impl Reports {
         let at_ms = usage.decided_at_ms();
         for charge in charges {
             let units = charge.cost().cast_signed();
-            self.counts.contribute(charge, at_ms, units, true);
+            self.counts.contribute(charge, at_ms, at_ms, units);
         }
         self.ensure_running();
     }
@@ -114,12 +114,16 @@ impl Reports {
         if !settlement.check().has_contributors() || usage.is_local() {
             return;
         }
+        let now_ms = settled.decided_at_ms();
         let charges = settlement.check().charges().iter();
         for (charge, cost) in charges.zip(settlement.costs()) {
             let difference = cost.cast_signed() - charge.cost().cast_signed();
-            let is_now = difference > 0;
-            let at_ms = if is_now { settled } else { usage }.decided_at_ms();
-            self.counts.contribute(charge, at_ms, difference, is_now);
+            let at_ms = if difference > 0 {
+                now_ms
+            } else {
+                usage.decided_at_ms()
+            };
+            self.counts.contribute(charge, at_ms, now_ms, difference);
         }
         self.ensure_running();
     }
@@ -140,17 +144,18 @@ impl Reports {
         }
     }
 
-    /// Reports all counts, and returns whether to expect more soon.
+    /// Reports all counts, and returns whether there were some.
     async fn flush(&self) -> bool {
         let Ok(_turn) = timeout(REPORTING, self.turn.lock()).await else {
             return true;
         };
         let reports = self.counts.take(|_| true);
-        if !reports.is_empty() {
-            let contributes = reports.iter().any(|it| !it.account.is_of_denials());
-            self.note(contributes, &self.send_all(reports).await);
+        if reports.is_empty() {
+            return false;
         }
-        self.counts.end_flush()
+        let contributes = reports.iter().any(|it| !it.account.is_of_denials());
+        self.note(contributes, &self.send_all(reports).await);
+        true
     }
 
     /// Reports the counts of one account. Waits for a running flush first, which may have begun before the newest of
@@ -184,16 +189,10 @@ impl Reports {
         if reports.is_empty() {
             return Ok(());
         }
-        let operation = Operation::Report(reports.clone());
-        let answers = ext::read(self.store.execute(operation), answer_of!(Report)).await?;
-        let mut result = Ok(());
-        for (report, answer) in reports.iter().zip(answers) {
-            match answer {
-                Ok(kept) => self.counts.note(report, &kept),
-                Err(error) => result = result.and(Err(error)),
-            }
-        }
-        result
+        let answer = self.store.execute(Operation::Report(reports)).await?;
+        matches!(answer, Reply::Report)
+            .then_some(())
+            .ok_or(ANOTHER_REPLY)
     }
 
     /// Warns about the first loss since a success. An outage has its own warnings. A store that keeps no reports is worth

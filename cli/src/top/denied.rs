@@ -78,7 +78,7 @@ async fn ranking(args: &TopArgs, inspector: &Inspector) -> Result<(Value, Table)
         identities.collect::<HashSet<_>>().len()
     };
     let mut rows = Vec::new();
-    let mut table = Table::new(["identity", "policy", "last minute", "", "last hour", "", ""]);
+    let mut table = Table::new(["identity", "policy", "last minute", "last hour", ""]);
     for denied in denials.iter().take(args.number.into()) {
         let (identity, report) = (denied.identity(), DenialReport::of(denied));
         // Only for the rows that are shown: each takes a call.
@@ -94,14 +94,11 @@ async fn ranking(args: &TopArgs, inspector: &Inspector) -> Result<(Value, Table)
                 until.unwrap_or_else(|| "for ever".to_owned())
             )
         });
-        let (minute, hour) = (&report.last_minute, &report.last_hour);
         table.row([
             identity.into(),
             report.policy.as_deref().unwrap_or("(blocked)").into(),
-            Cell::right(minute.counts()),
-            Cell::right(minute.percent()).style(BAD),
-            Cell::right(hour.counts()),
-            Cell::right(hour.percent()),
+            Cell::right(grouped(report.last_minute)).style(BAD),
+            Cell::right(grouped(report.last_hour)),
             end.unwrap_or_default().into(),
         ]);
         let mut row = json!(report);
@@ -110,13 +107,13 @@ async fn ranking(args: &TopArgs, inspector: &Inspector) -> Result<(Value, Table)
         rows.push(row);
     }
     let document = json!({
-        "now_ms": now_ms, "identities_last_minute": identities(|it| it.last_minute().denied() > 0),
+        "now_ms": now_ms, "identities_last_minute": identities(|it| it.last_minute() > 0),
         "identities_last_hour": identities(|_| true), "denied": rows,
     });
     Ok((document, table))
 }
 
-/// The block of an identity. `None` if it cannot be read; then `inspect` says why.
+/// The block of an identity. `None` if the value cannot be read; then `inspect` says why.
 async fn blocked(
     inspector: &Inspector,
     identity: &str,

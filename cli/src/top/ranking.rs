@@ -44,7 +44,7 @@ impl Ranking {
         }
     }
 
-    /// Inserts the usage if it is among the first. Replaces an earlier one of the same name.
+    /// Inserts a usage that is among the first. Replaces an earlier one of the same name.
     pub(super) fn offer(&mut self, ranked: Ranked) {
         self.seen += 1;
         self.full += u64::from(ranked.full);

@@ -44,11 +44,11 @@ async fn who_has_used_most_comes_first() {
     assert_eq!((said.code, said.stderr.as_str()), (0, ""), "{said:?}");
     let expected = "100 units under `api` in the last 1h to 1h 10m
 
-  contributor   units   at most   share
-─────────────────────────────────────────
-  user=alice       65        65     65%
-  user=carol       25        25     25%
-  user=bob         10        10     10%
+  contributor   units   share
+───────────────────────────────
+  user=alice       65     65%
+  user=carol       25     25%
+  user=bob         10     10%
 ";
     assert_eq!(said.stdout, expected);
 }
@@ -63,7 +63,7 @@ async fn a_program_gets_json_and_as_many_as_it_wants() {
         "policy": "api",
         "window_ms": 3_600_000,
         "total": 100,
-        "contributors": [{ "label": "user=alice", "units": 65, "at_most": 65 }],
+        "contributors": [{ "label": "user=alice", "units": 65 }],
     });
     assert_eq!(report, expected);
 }

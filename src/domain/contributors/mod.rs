@@ -3,7 +3,7 @@
 use std::fmt;
 
 #[doc(hidden)]
-pub use crate::domain::report::{Account, Kept, Ranking, Report};
+pub use crate::domain::report::{Account, Ranking, Report};
 #[cfg(doc)]
 use crate::domain::{charge::Charge, key::Key};
 
@@ -15,7 +15,6 @@ pub(crate) mod label;
 pub struct Contributors {
     list: Vec<Contributor>,
     total: u64,
-    error: u64,
 }
 
 /// One of the [`Contributors`]. `Debug` does not show the label.
@@ -28,9 +27,8 @@ pub struct Contributor {
 impl Contributors {
     /// Adds up the rankings of the spans of a window.
     pub(crate) fn of(rankings: Vec<Ranking>) -> Self {
-        let sum =
-            |part: fn(&Ranking) -> u64| rankings.iter().map(part).fold(0, u64::saturating_add);
-        let (total, error) = (sum(|it| it.total), sum(|it| it.error));
+        let totals = rankings.iter().map(|it| it.total);
+        let total = totals.fold(0, u64::saturating_add);
         let units = rankings.into_iter().flat_map(|it| it.members);
         let mut by_label = std::collections::HashMap::<String, u64>::new();
         for (label, units) in units {
@@ -48,8 +46,6 @@ impl Contributors {
         Self {
             list,
             total: total.max(known),
-            // The known units of one contributor cannot be those of another.
-            error: error.min(total.saturating_sub(known)),
         }
     }
 
@@ -64,13 +60,6 @@ impl Contributors {
     pub const fn total(&self) -> u64 {
         self.total
     }
-
-    /// Returns how much too low the listed units of a contributor can be; a contributor that is not listed has at most
-    /// this number of units. 0 when the units are exact.
-    #[must_use]
-    pub const fn error(&self) -> u64 {
-        self.error
-    }
 }
 
 impl Contributor {
@@ -83,8 +72,8 @@ impl Contributor {
         &self.label
     }
 
-    /// Returns the units that were charged in the window: at least this number, and at most [`Contributors::error`]
-    /// more.
+    /// Returns the units that were charged in the window, as far as they were counted under this label: the others of
+    /// the [total](Contributors::total) may be anyone's.
     #[must_use]
     pub const fn units(&self) -> u64 {
         self.units
@@ -103,30 +92,29 @@ mod tests {
     use super::*;
     use crate::domain::{report::Span, rule::Rule};
 
-    fn of<const N: usize>(members: [(&str, u64); N], total: u64, error: u64) -> Contributors {
+    fn of<const N: usize>(members: [(&str, u64); N], total: u64) -> Contributors {
         let ranking = |(label, units): (&str, u64)| Ranking {
             span: Span::at(&Rule::per_minute(1), 0),
             members: vec![(label.to_owned(), units)],
             total: total / N as u64,
-            error: error / N as u64,
         };
         Contributors::of(members.map(ranking).into())
     }
 
     #[test]
     fn contributors_are_added_up_and_the_greatest_come_first() {
-        let contributors = of([("b", 5), ("a", 3), ("c", 0), ("a", 4)], 20, 100);
+        let contributors = of([("b", 5), ("a", 3), ("c", 0), ("a", 4)], 20);
         let list: Vec<_> = contributors
             .iter()
             .map(|contributor| (contributor.label(), contributor.units()))
             .collect();
         assert_eq!(list, [("a", 7), ("b", 5)]);
-        assert_eq!((contributors.total(), contributors.error()), (20, 8));
+        assert_eq!(contributors.total(), 20);
     }
 
     #[test]
     fn debug_shows_no_label() {
-        let text = format!("{:?}", of([("user=alice", 5)], 5, 0));
+        let text = format!("{:?}", of([("user=alice", 5)], 5));
         assert!(
             text.contains("user=…: 5") && !text.contains("alice"),
             "{text}"

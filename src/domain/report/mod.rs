@@ -1,7 +1,7 @@
 //! [`Report`]: the counts of a process in one span. A store adds up the reports of all processes, keeps the labels with
 //! the most units, and lists them as a [`Ranking`].
 
-use std::{cmp::Reverse, fmt, sync::Arc};
+use std::{fmt, slice, sync::Arc};
 
 use crate::domain::{block::BLOCKS, key::Key, policy::Policy, rule::Rule};
 
@@ -47,13 +47,18 @@ impl Account {
         }
     }
 
+    /// Returns the rules whose windows count.
+    fn rules(&self) -> &[Rule] {
+        match self {
+            Self::Contributors { policy, .. } => slice::from_ref(longest(policy)),
+            Self::Denials => &DENIED_WITHIN,
+        }
+    }
+
     /// Returns the spans that count at this time.
     pub(crate) fn spans(&self, now_ms: u64) -> Vec<Span> {
         let spans = |rule| Span::window(rule, now_ms);
-        match self {
-            Self::Contributors { policy, .. } => spans(longest(policy)).collect(),
-            Self::Denials => DENIED_WITHIN.iter().flat_map(spans).collect(),
-        }
+        self.rules().iter().flat_map(spans).collect()
     }
 
     /// Returns the text of a label in the store. Pass the text of its key.
@@ -76,64 +81,43 @@ pub(crate) struct Label {
     pub(crate) key: Arc<Key>,
 }
 
-/// The units of an account in one span since the last report: the store adds these differences. For stores; see
+/// The units of an account since the last report, in the spans of one time: the store adds them. For stores; see
 /// [`Operation::Report`](crate::store::Operation::Report).
 #[doc(hidden)]
 #[derive(Clone, Debug)]
 pub struct Report {
     /// The account that the units are added to.
     pub account: Account,
-    pub(crate) span: Span,
+    /// The units were charged in the spans that contain this time.
+    pub(crate) at_ms: u64,
     /// The store's time of the newest decision in this report.
     pub(crate) latest_ms: u64,
     /// The units to add to each label; negative if more were refunded than charged.
     pub(crate) units: Vec<(Label, i64)>,
-    /// The amount to add to the sum of all labels, including those without a name here.
-    pub(crate) total: i64,
-    /// The amount to add to the error: how much too low the units of a label may be.
-    pub(crate) error: i64,
+    /// The units of labels without a name here.
+    pub(crate) others: i64,
 }
 
 impl Report {
-    /// Returns how long, in ms, a store still needs the report.
+    /// Returns the spans that the units are added to.
+    pub(crate) fn spans(&self) -> impl Iterator<Item = Span> {
+        let rules = self.account.rules().iter();
+        rules.map(|rule| Span::at(rule, self.at_ms))
+    }
+
+    /// Returns how long, in ms, a store still needs the units in this span.
     #[cfg(feature = "redis")]
-    pub(crate) const fn expires_in_ms(&self) -> u64 {
-        let left_ms = self.span.release_ms().saturating_sub(self.latest_ms);
+    pub(crate) const fn expires_in_ms(&self, span: Span) -> u64 {
+        let left_ms = span.release_ms().saturating_sub(self.latest_ms);
         // A report is sent within a second, so count that second.
         left_ms.saturating_add(1_000)
     }
 
-    /// Adds the units of other labels in this span.
-    pub(crate) fn join(&mut self, other: Self) {
-        self.latest_ms = self.latest_ms.max(other.latest_ms);
-        self.units.extend(other.units);
-        self.total = self.total.saturating_add(other.total);
-        self.error = self.error.max(other.error);
+    /// Returns the sum of all labels, including those without a name here.
+    pub(crate) fn total(&self) -> i64 {
+        let units = self.units.iter().map(|(_, units)| *units);
+        units.fold(self.others, i64::saturating_add)
     }
-
-    /// Leaves out the labels that a store would not keep: those with the fewest units.
-    pub(crate) fn trim(&mut self) {
-        if self.units.len() > self.account.kept() {
-            self.units
-                .sort_unstable_by_key(|(_, units)| Reverse(*units));
-            self.units.truncate(self.account.kept());
-        }
-    }
-
-    pub(crate) const fn is_empty(&self) -> bool {
-        self.units.is_empty() && self.total == 0 && self.error == 0
-    }
-}
-
-/// The part of a [`Report`] that a store has kept.
-#[doc(hidden)]
-#[derive(Clone, Debug, Default)]
-pub struct Kept {
-    /// The units of each label of the report after the addition, in the same order, including those of other processes;
-    /// 0 for a label that was dropped.
-    pub(crate) units: Vec<u64>,
-    /// The number of units below which a label is not kept, and 0 while there is room.
-    pub(crate) floor: u64,
 }
 
 /// The labels of an account that a store has kept in one span.
@@ -143,30 +127,8 @@ pub struct Ranking {
     pub(crate) span: Span,
     /// The [text](Account::member) of each label, and its units.
     pub(crate) members: Vec<(String, u64)>,
+    /// The units of all labels, also of those that the store has not kept.
     pub(crate) total: u64,
-    /// How much too low the units of a label can be.
-    pub(crate) error: u64,
-}
-
-impl Ranking {
-    /// Pass the error that was reported.
-    pub(crate) fn new(
-        account: &Account,
-        span: Span,
-        members: Vec<(String, u64)>,
-        total: u64,
-        error: u64,
-    ) -> Self {
-        // A label that a full set has dropped had no more units than the lowest that is left.
-        let floor = members.iter().map(|(_, units)| *units).min();
-        let floor = floor.filter(|_| members.len() >= account.kept());
-        Self {
-            span,
-            members,
-            total,
-            error: error.saturating_add(floor.unwrap_or(0)),
-        }
-    }
 }
 
 /// Leaves out the members: they are data of clients.

@@ -202,9 +202,10 @@ impl Inner {
         Ok(match operation {
             Operation::ListBlocks { most } => Reply::ListBlocks(self.blocks.list(*most, now_ms)),
             Operation::Report(reports) => {
-                let kept = reports.iter();
-                let kept = kept.map(|report| Ok(self.reported.add(report, now_ms)));
-                Reply::Report(kept.collect())
+                for report in reports {
+                    self.reported.add(report, now_ms);
+                }
+                Reply::Report
             }
             Operation::Rankings(account) => {
                 Reply::Rankings(self.reported.rankings(account, now_ms))

@@ -1,7 +1,6 @@
 //! The reports of limiters, in the form that the Redis store uses: a table for each account and span.
 
 use std::{
-    cmp::Reverse,
     collections::{BTreeMap, HashMap},
     sync::{Mutex, MutexGuard, PoisonError},
 };
@@ -10,7 +9,7 @@ use super::token::{Token, Tokens};
 use crate::domain::{
     contributors::label,
     key::Key,
-    report::{Account, Kept, Ranking, Report, Span},
+    report::{Account, Ranking, Report, Span},
 };
 
 /// The maximum number of tables, which is enough for some thousand accounts.
@@ -34,22 +33,22 @@ type TableId = (u64, u64, Token);
 struct Table {
     units: HashMap<String, i64>,
     total: i64,
-    error: i64,
 }
 
 impl Reported {
-    pub(super) fn add(&self, report: &Report, now_ms: u64) -> Kept {
+    pub(super) fn add(&self, report: &Report, now_ms: u64) {
         let account = &report.account;
-        let units = report.units.iter().map(|(label, units)| {
-            let key = label::text(&label.key, |key| self.hash(key));
-            (account.member(label, key), *units)
-        });
-        let units: Vec<_> = units.collect();
         let mut tables = self.tables();
-        let table = table(&mut tables, self.id(account, report.span), now_ms);
-        table.total = table.total.saturating_add(report.total);
-        table.error = table.error.saturating_add(report.error);
-        table.add(&units, account.kept())
+        for span in report.spans() {
+            let table = table(&mut tables, self.id(account, span), now_ms);
+            table.total = table.total.saturating_add(report.total());
+            for (label, units) in &report.units {
+                let key = label::text(&label.key, |key| self.hash(key));
+                let sum = table.units.entry(account.member(label, key)).or_default();
+                *sum = sum.saturating_add(*units);
+            }
+            table.trim(account.kept());
+        }
     }
 
     pub(super) fn rankings(&self, account: &Account, now_ms: u64) -> Vec<Ranking> {
@@ -59,8 +58,11 @@ impl Reported {
             let table = tables.get(&self.id(account, span))?;
             let members = table.units.iter();
             let members = members.map(|(member, units)| (member.clone(), positive(*units)));
-            let (total, error) = (positive(table.total), positive(table.error));
-            Some(Ranking::new(account, span, members.collect(), total, error))
+            Some(Ranking {
+                span,
+                members: members.collect(),
+                total: positive(table.total),
+            })
         });
         rankings.collect()
     }
@@ -100,23 +102,13 @@ fn table(tables: &mut Tables, id: TableId, now_ms: u64) -> &mut Table {
 }
 
 impl Table {
-    /// Adds units, and keeps the members with the most.
-    fn add(&mut self, added: &[(String, i64)], most: usize) -> Kept {
-        for (member, units) in added {
-            let sum = self.units.entry(member.clone()).or_default();
-            *sum = sum.saturating_add(*units);
-        }
+    /// Keeps the members with the most units.
+    fn trim(&mut self, most: usize) {
         if self.units.len() > most {
             let mut all: Vec<_> = self.units.drain().collect();
-            all.sort_unstable_by_key(|(_, units)| Reverse(*units));
+            // Of equals the same in each table, as in Redis.
+            all.sort_unstable_by(|a, b| (b.1, &b.0).cmp(&(a.1, &a.0)));
             self.units.extend(all.into_iter().take(most));
-        }
-        let kept = |member| self.units.get(member).copied().map_or(0, positive);
-        let is_full = self.units.len() >= most;
-        let floor = self.units.values().copied().min().filter(|_| is_full);
-        Kept {
-            units: added.iter().map(|(member, _)| kept(member)).collect(),
-            floor: floor.map_or(0, positive),
         }
     }
 }

@@ -2,14 +2,14 @@
 //!
 //! ```text
 //!   sluicegate:{account=acme}:api:by:<length>:<start>
-//!     user=alice   90        the 16 contributors that have most
+//!     user=alice   90        the 16 contributors with the most units
 //!     user=bob      5
-//!     total        95        what all have, and so never less than a member
-//!     total+error  95        the same and how much members may be too low
+//!     total        95        the units of all, and so never less than those of a member
 //!
 //!   sluicegate:{!denied}:<length>:<start>
-//!     api user=alice       212 · 2^27 + 229     denied and admitted, of the 512 that were denied most
-//!     !block ip=192.0.2.1  90 · 2^27
+//!     api user=alice       212     the 512 identities with the most denials
+//!     !block ip=192.0.2.1   90
+//!     total                302
 //! ```
 //!
 //! All sets of denials share one slot of a cluster: they need a few commands a second, whatever the number of requests.
@@ -26,18 +26,14 @@ use crate::{
         error::StoreError,
         key::Key,
         policy::Policy,
-        report::{Account, Kept, Label, Ranking, Report, Span},
+        report::{Account, Label, Ranking, Report, Span},
     },
     store::maybe_ready::join_all,
     store::{Reply, StoreFuture},
 };
 
-/// Every other member contains a `=`.
+/// Ranks above the other members, which contain a `=`.
 const TOTAL: &str = "total";
-const TOTAL_AND_ERROR: &str = "total+error";
-
-/// The two, which rank above the other members.
-const SUMS: usize = 2;
 
 /// Adds and sets the TTL in one step. In two steps, a connection that ends in between would leave a set that never
 /// expires.
@@ -45,14 +41,13 @@ const SCRIPT: &str = include_str!("reports.lua");
 
 impl RedisStore {
     pub(super) fn add_reports(&self, reports: &[Report]) -> StoreFuture<Reply> {
-        let updates = reports.iter().map(|report| self.update(report));
+        let updates = reports.iter().flat_map(|report| self.updates(report));
         let updates: Vec<(Vec<u8>, Cmd)> = updates.collect();
         let transports = Arc::clone(&self.transports);
         StoreFuture::pending(async move {
-            let replies = send_all(&transports, &updates).await.into_iter();
-            let kept = replies.map(|reply| reply.and_then(kept));
-            let kept = kept.map(|kept| kept.map_err(|error| store_error(&error)));
-            Ok(Reply::Report(kept.collect()))
+            let replies = send_all(&transports, &updates).await;
+            let failed = replies.into_iter().find_map(Result::err);
+            failed.map_or(Ok(Reply::Report), |error| Err(store_error(&error)))
         })
     }
 
@@ -81,7 +76,7 @@ impl RedisStore {
         let replies = send_all(&self.transports, &commands).await.into_iter();
         let rankings = replies.zip(spans).map(|(reply, span)| {
             let members = members(reply?)?;
-            Ok(ranking(account, span, members))
+            Ok(ranking(span, members))
         });
         let rankings: RedisResult<_> = rankings.collect();
         rankings.map_err(|error| store_error(&error))
@@ -97,20 +92,19 @@ impl RedisStore {
         Ok(decision.usage().decided_at_ms())
     }
 
-    /// The name of the set, and the command.
-    fn update(&self, report: &Report) -> (Vec<u8>, Cmd) {
-        let Report { account, span, .. } = report;
-        let name = self.names.reported(account, *span);
-        let mut cmd = redis::cmd("EVAL");
-        cmd.arg(SCRIPT).arg(1).arg(&name);
-        cmd.arg(report.expires_in_ms()).arg(account.kept() + SUMS);
-        cmd.arg(TOTAL).arg(report.total);
-        let most = report.total.saturating_add(report.error);
-        cmd.arg(TOTAL_AND_ERROR).arg(most);
-        for (label, units) in &report.units {
-            cmd.arg(self.member(account, label)).arg(units);
-        }
-        (name, cmd)
+    /// The name of the set of each span, and the command.
+    fn updates(&self, report: &Report) -> impl Iterator<Item = (Vec<u8>, Cmd)> {
+        let account = &report.account;
+        report.spans().map(move |span| {
+            let (name, mut cmd) = (self.names.reported(account, span), redis::cmd("EVAL"));
+            cmd.arg(SCRIPT).arg(1).arg(&name);
+            cmd.arg(report.expires_in_ms(span)).arg(account.kept() + 1);
+            cmd.arg(TOTAL).arg(report.total());
+            for (label, units) in &report.units {
+                cmd.arg(self.member(account, label)).arg(units);
+            }
+            (name, cmd)
+        })
     }
 
     fn member(&self, account: &Account, label: &Label) -> String {
@@ -130,30 +124,13 @@ pub(super) fn look(key: Key) -> Check {
     Check::of_one(Charge::new(Policy::of_look_ups(), key, 0))
 }
 
-/// The units of each label after the update, 0 if the full set dropped the label. The last part of the reply is the
-/// lowest member of a full set.
-fn kept(reply: Value) -> RedisResult<Kept> {
-    let mut scores = Vec::<Value>::from_redis_value(reply)?;
-    let floor = scores.pop().map(members).transpose()?;
-    let floor = floor.and_then(|members| members.first().map(|(_, units)| *units));
-    let floor = floor.unwrap_or(0);
-    let units = scores.into_iter().skip(SUMS).map(|score| {
-        let units = f64::from_redis_value(score).map(units)?;
-        Ok(if units < floor { 0 } else { units })
-    });
-    Ok(Kept {
-        units: units.collect::<RedisResult<_>>()?,
-        floor,
-    })
-}
-
-fn ranking(account: &Account, span: Span, mut members: Vec<(String, u64)>) -> Ranking {
-    let mut sum = |name| {
-        let place = members.iter().position(|(member, _)| member == name);
-        place.map_or(0, |place| members.swap_remove(place).1)
-    };
-    let (total, most) = (sum(TOTAL), sum(TOTAL_AND_ERROR));
-    Ranking::new(account, span, members, total, most.saturating_sub(total))
+fn ranking(span: Span, mut members: Vec<(String, u64)>) -> Ranking {
+    let place = members.iter().position(|(member, _)| member == TOTAL);
+    Ranking {
+        span,
+        total: place.map_or(0, |place| members.swap_remove(place).1),
+        members,
+    }
 }
 
 /// The members of a set, and their units.

@@ -1,0 +1,227 @@
+//! [`Counts`]: what this process has counted for operators since the last report, in bounded memory.
+//!
+//! ```text
+//! denial, contribution ──▶ tally of the account and span ──▶ taken once a second ──▶ added up by the store
+//! ```
+
+use std::{
+    collections::{BTreeMap, btree_map::Entry},
+    hash::{BuildHasher, RandomState},
+    mem,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+};
+
+use crate::domain::{
+    charge::Charge,
+    decision::Decision,
+    key::Key,
+    policy::Policy,
+    report::{Account, DENIED_WITHIN, Label, Report, Span, longest},
+};
+
+/// How many tallies there are in one second. Units of further accounts are not counted.
+const MAX_TALLIES: usize = 1_024;
+
+/// So many of them are for denials alone.
+const OF_DENIALS: usize = 16;
+
+/// How many labels a tally has.
+const MAX_LABELS: usize = 64;
+
+/// Longer values are not counted: otherwise clients could choose how much memory denials take.
+const MAX_VALUE: usize = 2_048;
+
+/// The hash of the account, which is 0 for denials, and the begin of the span. Nobody can choose two accounts of one hash.
+type TallyId = (u64, u64);
+
+/// The counts of one limiter and its clones.
+#[derive(Default)]
+pub(super) struct Counts {
+    hasher: RandomState,
+    tallies: Mutex<BTreeMap<TallyId, Tally>>,
+    /// Whether the store keeps no denials.
+    denials_are_off: AtomicBool,
+}
+
+/// The units of the labels of one account in one span.
+struct Tally {
+    account: Account,
+    at_ms: u64,
+    latest_ms: u64,
+    labels: Vec<Counted>,
+    /// The units of the labels that were replaced.
+    others: i64,
+    /// The place after the label that was replaced last.
+    next: usize,
+}
+
+struct Counted {
+    hash: u64,
+    label: Label,
+    units: i64,
+}
+
+impl Counts {
+    /// Counts units, at most 2^53, for the contributor to a charge; those below 0 are taken back. The charge was made at
+    /// `at_ms`, and it is `now_ms` by the store.
+    pub(super) fn contribute(&self, charge: &Charge, at_ms: u64, now_ms: u64, units: i64) {
+        let Some(contributor) = charge.label().filter(|_| units != 0) else {
+            return;
+        };
+        let (policy, key) = (charge.policy(), charge.key());
+        let span = Span::at(longest(policy), at_ms);
+        let id = (self.hasher.hash_one((policy.name(), key)), span.start_ms);
+        let account = || Account::Contributors {
+            policy: policy.clone(),
+            key: key.clone(),
+        };
+        let label = || Label {
+            policy: None,
+            key: Arc::clone(contributor),
+        };
+        let hash = self.hasher.hash_one(contributor);
+        self.add(id, now_ms, account, hash, units, label);
+    }
+
+    /// Counts a denial for each policy and identity, or for the blocked identity. Returns whether anything was counted.
+    pub(super) fn deny(&self, decision: &Decision) -> bool {
+        if self.denials_are_off.load(Relaxed) {
+            return false;
+        }
+        match decision {
+            Decision::Allowed(_) => return false,
+            Decision::Denied(denial) => {
+                let (usage, at_ms) = (denial.usage(), denial.usage().decided_at_ms());
+                let denying = usage.denying();
+                denying.for_each(|it| self.deny_key(Some(it.policy()), it.key(), at_ms));
+            }
+            Decision::Blocked(blocked) => {
+                self.deny_key(None, blocked.key(), blocked.decided_at_ms());
+            }
+        }
+        true
+    }
+
+    /// Counts a denial under this policy, or by a block.
+    fn deny_key(&self, policy: Option<&Policy>, key: &Key, at_ms: u64) {
+        if key.value().len() > MAX_VALUE {
+            return;
+        }
+        let id = (0, Span::at(&DENIED_WITHIN[0], at_ms).start_ms);
+        let hash = self.hasher.hash_one((policy.map(Policy::name), key));
+        let label = || Label {
+            policy: policy.cloned(),
+            key: Arc::new(key.clone()),
+        };
+        self.add(id, at_ms, || Account::Denials, hash, 1, label);
+    }
+
+    fn add(
+        &self,
+        id: TallyId,
+        now_ms: u64,
+        account: impl FnOnce() -> Account,
+        hash: u64,
+        units: i64,
+        label: impl FnOnce() -> Label,
+    ) {
+        let mut tallies = self.tallies();
+        let most = if id.0 == 0 {
+            MAX_TALLIES
+        } else {
+            MAX_TALLIES - OF_DENIALS
+        };
+        let has_room = tallies.len() < most;
+        let tally = match tallies.entry(id) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(new) if has_room => new.insert(Tally::new(account(), id.1)),
+            Entry::Vacant(_) => return,
+        };
+        tally.latest_ms = tally.latest_ms.max(now_ms);
+        tally.add(hash, units, label);
+    }
+
+    /// Takes the counts of some accounts.
+    pub(super) fn take(&self, is_asked: impl Fn(&Account) -> bool) -> Vec<Report> {
+        let mut tallies = self.tallies();
+        let (asked, others) = mem::take(&mut *tallies)
+            .into_iter()
+            .partition(|(_, tally)| is_asked(&tally.account));
+        *tallies = others;
+        drop(tallies);
+        let asked: BTreeMap<TallyId, Tally> = asked;
+        asked.into_values().map(Tally::into_report).collect()
+    }
+
+    /// Whether there is something to report.
+    pub(super) fn has_news(&self) -> bool {
+        !self.tallies().is_empty()
+    }
+
+    /// Notes that the store keeps no denials.
+    pub(super) fn switch_denials_off(&self) {
+        self.denials_are_off.store(true, Relaxed);
+    }
+
+    fn tallies(&self) -> MutexGuard<'_, BTreeMap<TallyId, Tally>> {
+        self.tallies.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Tally {
+    const fn new(account: Account, at_ms: u64) -> Self {
+        Self {
+            account,
+            at_ms,
+            latest_ms: 0,
+            labels: Vec::new(),
+            others: 0,
+            next: 0,
+        }
+    }
+
+    fn add(&mut self, hash: u64, units: i64, label: impl FnOnce() -> Label) {
+        // Two labels with the same keyed hash are one.
+        if let Some(known) = self.labels.iter_mut().find(|it| it.hash == hash) {
+            known.units = known.units.saturating_add(units);
+            return;
+        }
+        let label = label();
+        let new = Counted { hash, label, units };
+        if self.labels.len() < MAX_LABELS {
+            self.labels.push(new);
+            return;
+        }
+        let place = self.smallest();
+        let replaced = mem::replace(&mut self.labels[place], new);
+        self.others = self.others.saturating_add(replaced.units);
+        self.next = place + 1;
+    }
+
+    /// The place of the label with the fewest units. Of equals, it is the next in turn, so that one which comes again
+    /// soon has time to grow.
+    fn smallest(&self) -> usize {
+        let size = |place: &usize| self.labels[*place].units.unsigned_abs();
+        let places = (self.next..MAX_LABELS).chain(0..self.next);
+        // Mostly there is one with the least.
+        let least = places.clone().find(|place| size(place) <= 1);
+        least.or_else(|| places.min_by_key(size)).unwrap_or(0)
+    }
+
+    fn into_report(self) -> Report {
+        let units = self.labels.into_iter().map(|it| (it.label, it.units));
+        Report {
+            account: self.account,
+            at_ms: self.at_ms,
+            latest_ms: self.latest_ms,
+            units: units.filter(|(_, units)| *units != 0).collect(),
+            others: self.others,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
