@@ -28,6 +28,11 @@ impl Outage {
         failed_at.replace(Instant::now()).is_none()
     }
 
+    /// Whether something failed a while ago.
+    pub(crate) fn is_on(&self) -> bool {
+        self.is_on.load(Relaxed)
+    }
+
     /// Notes a success. Returns whether the outage is over.
     pub(crate) fn ends(&self) -> bool {
         self.is_on.load(Relaxed) && self.has_recovered()

@@ -9,6 +9,7 @@ use crate::domain::{
     policy::Policy,
     rule::MAX_UNITS,
     slot_id::{FirstSlot, SlotId},
+    wanted::{BAN, CONTRIBUTORS},
 };
 
 /// One policy, one key, one cost.
@@ -110,6 +111,16 @@ impl Charge {
 
     pub(crate) const fn label(&self) -> Option<&Arc<Key>> {
         self.label.as_ref()
+    }
+
+    /// Returns the bits that say what is [wanted](crate::domain::wanted) of a decision about this charge.
+    pub(crate) fn wanted(&self) -> u8 {
+        let ban = if self.policy.bans() { BAN } else { 0 };
+        ban | if self.label.is_some() {
+            CONTRIBUTORS
+        } else {
+            0
+        }
     }
 
     pub(crate) fn with_cost(&self, cost: u64) -> Self {

@@ -4,7 +4,14 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::domain::{charge::Charge, error::StoreError, key::Key, policy::Policy, rule::Rule};
+use crate::domain::{
+    charge::Charge,
+    error::StoreError,
+    key::Key,
+    policy::Policy,
+    rule::Rule,
+    wanted::{BAN, CONTRIBUTORS, UNSEEN},
+};
 
 /// More than one request needs. The limit exists because a check takes longer with each charge.
 pub(crate) const MAX_CHARGES: usize = 64;
@@ -46,8 +53,10 @@ struct Inner {
     enforces_blocks: bool,
     /// Identities that the check does not charge. Their blocks deny it all the same.
     look_ups: Vec<Key>,
-    /// Whether a charge names a contributor.
-    has_contributors: bool,
+    /// The bits of [`wanted`](crate::domain::wanted) that the charges set.
+    wanted: u8,
+    /// The number of the limiter that saw the policies of all charges last; 0 if that is not one.
+    seen_by: u64,
 }
 
 impl Check {
@@ -205,7 +214,19 @@ impl Check {
 
     /// Returns whether a charge names a [contributor](Charge::with_contributor).
     pub(crate) fn has_contributors(&self) -> bool {
-        self.inner.has_contributors
+        self.inner.wanted & CONTRIBUTORS != 0
+    }
+
+    /// Returns whether a policy [bans](Policy::bans), so that a denial may be a strike.
+    pub(crate) fn bans(&self) -> bool {
+        self.inner.wanted & BAN != 0
+    }
+
+    /// Returns the bits of the charges that say what is [wanted](crate::domain::wanted) of the decision, by the limiter of
+    /// this number.
+    pub(crate) fn wanted_by(&self, limiter: u64) -> u8 {
+        let is_seen = self.inner.seen_by == limiter || self.inner.all.is_empty();
+        self.inner.wanted | if is_seen { 0 } else { UNSEEN }
     }
 
     /// Returns a check of the counting charges at these indexes, without shadows.
@@ -238,7 +259,10 @@ impl Check {
         let all: SmallVec<_> = charges.into_iter().collect();
         Self::of(Inner {
             counting: all.len(),
-            has_contributors: all.iter().any(|it: &Charge| it.label().is_some()),
+            wanted: all
+                .iter()
+                .fold(0, |wanted, it: &Charge| wanted | it.wanted()),
+            seen_by: 0,
             enforces_blocks: false,
             look_ups: Vec::new(),
             all,
@@ -283,7 +307,12 @@ impl CheckBuilder {
     /// Adds a charge. Fails as [`Check::new`] does.
     pub(crate) fn add(&mut self, charge: Charge) -> Result<(), StoreError> {
         let check = Arc::make_mut(self.check.get_or_insert_default());
-        check.has_contributors |= charge.label().is_some();
+        check.wanted |= charge.wanted();
+        let seen_by = charge.policy().seen_by();
+        check.seen_by = match check.all.is_empty() || check.seen_by == seen_by {
+            true => seen_by,
+            false => 0,
+        };
         // A store counts a key under a policy once, so equal charges must be one charge.
         if let Some(twin) = check.all.iter_mut().find(|it| it.is_twin_of(&charge)) {
             if !twin.policy().is_same(charge.policy()) {

@@ -60,8 +60,8 @@ use std::{cmp::Reverse, collections::HashMap, fmt};
 use crate::domain::policy::Policy;
 use crate::domain::{block::BLOCKS, report::Ranking};
 
-/// Spans of the last minute are not longer, and those of the last hour are.
-const SPAN_OF_MINUTE_MS: u64 = 10_000;
+/// Spans of the last minute have this length, and those of the last hour are longer.
+pub(crate) const SPAN_OF_MINUTE_MS: u64 = 10_000;
 
 /// An identity that was denied, under one policy or by a block. `Debug` does not show the value.
 #[derive(Clone, PartialEq, Eq)]

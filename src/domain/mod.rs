@@ -16,6 +16,7 @@ mod failure;
 pub(crate) mod first_of;
 pub mod key;
 pub(crate) mod late;
+pub(crate) mod marks;
 pub(crate) mod operation;
 pub mod policies;
 pub mod policy;
@@ -28,6 +29,7 @@ pub(crate) mod slot_id;
 pub(crate) mod slots;
 mod text;
 mod unit;
+pub(crate) mod wanted;
 pub(crate) mod window;
 
 pub use actual_cost::ActualCost;

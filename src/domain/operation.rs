@@ -81,8 +81,9 @@ pub enum Operation {
     /// Read what is kept of all reports about this account, in the spans that count now.
     #[doc(hidden)]
     Rankings(Account),
-    /// Publish these policies beside what the processes of other services publish, for operators' tools, and keep them
-    /// for a day. Without policies it changes nothing: a limiter asks so whether the store publishes any.
+    /// Publish these policies beside those of other services, for operators' tools, and keep them for a day; take back those
+    /// that a reload has replaced. Without policies it changes nothing: a limiter asks so whether the store publishes any,
+    /// and whether to repeat them.
     #[doc(hidden)]
     Publish(Vec<PublishedPolicy>),
 }
@@ -180,9 +181,9 @@ pub enum Reply {
     /// To [`Operation::Rankings`], one of each span.
     #[doc(hidden)]
     Rankings(Vec<Ranking>),
-    /// To [`Operation::Publish`].
+    /// To [`Operation::Publish`]: how often the store has connected again, and so may have lost policies.
     #[doc(hidden)]
-    Publish,
+    Publish(u64),
 }
 
 impl Reply {

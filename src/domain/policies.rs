@@ -139,6 +139,10 @@ impl ReloadablePolicies {
             Restart::of(old, new)
         });
         let restarts = restarts.collect();
+        let stays = |old: &Policy| policies.get(old.name()).is_some_and(|new| new == old);
+        let replaced = current.iter().filter(|old| !stays(old));
+        replaced.for_each(|old| old.marks().replace(true));
+        policies.iter().for_each(|new| new.marks().replace(false));
         *current = policies;
         Ok(restarts)
     }

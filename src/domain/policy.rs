@@ -3,13 +3,17 @@
 use std::{
     fmt,
     num::NonZeroU32,
-    sync::{Arc, LazyLock},
+    sync::{
+        Arc, LazyLock,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
 };
 
 use crate::domain::{
     FailurePolicy,
     block::{Ban, LOOK_UPS, STRIKES},
     error::{ConfigError, shown},
+    marks::{Marks, VARIANTS},
     rule::Rule,
     unit::Unit,
 };
@@ -50,16 +54,18 @@ struct Inner {
     ban: Option<Ban>,
     unit: Option<Unit>,
     is_hidden: bool,
+    marks: Marks,
 }
 
 impl Inner {
-    const fn new(name: Box<str>, rules: Box<[Rule]>) -> Self {
+    fn new(name: Box<str>, rules: Box<[Rule]>) -> Self {
         Self {
             name,
             rules,
             ban: None,
             unit: None,
             is_hidden: false,
+            marks: Marks::default(),
         }
     }
 }
@@ -288,10 +294,25 @@ impl Policy {
         self.rules().first().is_some_and(Rule::is_concurrency)
     }
 
-    /// Identifies a policy and its clones, as long as one of them is kept.
-    pub(crate) fn address(&self) -> u64 {
-        let variant = self.on_failure.map_or(0, |policy| policy as u64 + 1) << 1;
-        Arc::as_ptr(&self.inner).addr() as u64 ^ variant ^ u64::from(self.shadow)
+    /// Returns the number of the limiter that saw this policy last; 0 if none did.
+    pub(crate) fn seen_by(&self) -> u64 {
+        self.mark().load(Relaxed)
+    }
+
+    /// Notes that the limiter of this number has seen the policy.
+    pub(crate) fn mark_seen_by(&self, number: u64) {
+        self.mark().store(number, Relaxed);
+    }
+
+    fn mark(&self) -> &AtomicU64 {
+        let on_failure = self.on_failure.map_or(0, |policy| policy as usize + 1);
+        let variant = on_failure << 1 | usize::from(self.shadow);
+        &self.inner.marks.seen_by[variant % VARIANTS]
+    }
+
+    /// Returns the other marks of this policy and its clones.
+    pub(crate) fn marks(&self) -> &Marks {
+        &self.inner.marks
     }
 
     /// Returns whether both are the same policy: a pointer comparison for clones, else field by field.

@@ -24,6 +24,8 @@ pub struct PublishedPolicy {
     shares_name: bool,
     /// The label of the process that publishes it, if it is known and the policy has slots. No stored policy has one.
     process: Option<Box<str>>,
+    /// Whether a reload has replaced the policy, so that it is to be taken back.
+    is_replaced: bool,
 }
 
 /// The longest label of a process, in bytes.
@@ -56,7 +58,20 @@ impl PublishedPolicy {
             seen_ms: 0,
             shares_name: false,
             process: None,
+            is_replaced: false,
         }
+    }
+
+    /// Takes the policy back.
+    pub(crate) fn replaced(mut self) -> Self {
+        self.is_replaced = true;
+        self
+    }
+
+    /// Returns whether a reload has replaced the policy, so that the store takes it back.
+    #[must_use]
+    pub const fn is_replaced(&self) -> bool {
+        self.is_replaced
     }
 
     /// Publishes the label of this process too, if the policy has slots.

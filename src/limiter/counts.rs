@@ -9,7 +9,7 @@ use std::{
     hash::{BuildHasher, RandomState},
     mem,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
 };
@@ -17,9 +17,10 @@ use std::{
 use crate::domain::{
     charge::Charge,
     decision::Decision,
+    denials::SPAN_OF_MINUTE_MS,
     key::Key,
     policy::Policy,
-    report::{Account, DENIED_WITHIN, Label, Report, Span, longest},
+    report::{Account, Label, Report, Span, longest},
 };
 
 /// How many tallies there are in one second. Units of further accounts are not counted.
@@ -51,17 +52,13 @@ struct Tally {
     account: Account,
     at_ms: u64,
     latest_ms: u64,
-    labels: Vec<Counted>,
+    /// The [mark] of each label, so that most searches look at no label.
+    marks: Vec<u32>,
+    labels: Vec<(Label, i64)>,
     /// The units of the labels that were replaced.
     others: i64,
     /// The place after the label that was replaced last.
     next: usize,
-}
-
-struct Counted {
-    hash: u64,
-    label: Label,
-    units: i64,
 }
 
 impl Counts {
@@ -78,12 +75,7 @@ impl Counts {
             policy: policy.clone(),
             key: key.clone(),
         };
-        let label = || Label {
-            policy: None,
-            key: Arc::clone(contributor),
-        };
-        let hash = self.hasher.hash_one(contributor);
-        self.add(id, now_ms, account, hash, units, label);
+        self.add(id, now_ms, account, (None, contributor), units);
     }
 
     /// Counts a denial for each policy and identity, or for the blocked identity. Returns whether anything was counted.
@@ -110,13 +102,8 @@ impl Counts {
         if key.value().len() > MAX_VALUE {
             return;
         }
-        let id = (0, Span::at(&DENIED_WITHIN[0], at_ms).start_ms);
-        let hash = self.hasher.hash_one((policy.map(Policy::name), key));
-        let label = || Label {
-            policy: policy.cloned(),
-            key: Arc::new(key.clone()),
-        };
-        self.add(id, at_ms, || Account::Denials, hash, 1, label);
+        let id = (0, at_ms - at_ms % SPAN_OF_MINUTE_MS);
+        self.add(id, at_ms, || Account::Denials, (policy, key), 1);
     }
 
     fn add(
@@ -124,9 +111,8 @@ impl Counts {
         id: TallyId,
         now_ms: u64,
         account: impl FnOnce() -> Account,
-        hash: u64,
+        label: (Option<&Policy>, &Key),
         units: i64,
-        label: impl FnOnce() -> Label,
     ) {
         let mut tallies = self.tallies();
         let most = if id.0 == 0 {
@@ -141,7 +127,7 @@ impl Counts {
             Entry::Vacant(_) => return,
         };
         tally.latest_ms = tally.latest_ms.max(now_ms);
-        tally.add(hash, units, label);
+        tally.add(label, units);
     }
 
     /// Takes the counts of some accounts.
@@ -177,34 +163,51 @@ impl Tally {
             account,
             at_ms,
             latest_ms: 0,
+            marks: Vec::new(),
             labels: Vec::new(),
             others: 0,
             next: 0,
         }
     }
 
-    fn add(&mut self, hash: u64, units: i64, label: impl FnOnce() -> Label) {
-        // Two labels with the same keyed hash are one.
-        if let Some(known) = self.labels.iter_mut().find(|it| it.hash == hash) {
-            known.units = known.units.saturating_add(units);
+    fn add(&mut self, (policy, key): (Option<&Policy>, &Key), units: i64) {
+        let mark = mark(key);
+        if let Some(place) = self.place(mark, policy, key) {
+            let known = &mut self.labels[place].1;
+            *known = known.saturating_add(units);
             return;
         }
-        let label = label();
-        let new = Counted { hash, label, units };
+        let (policy, key) = (policy.cloned(), key.clone());
+        let new = (Label { policy, key }, units);
         if self.labels.len() < MAX_LABELS {
+            self.marks.push(mark);
             self.labels.push(new);
             return;
         }
         let place = self.smallest();
-        let replaced = mem::replace(&mut self.labels[place], new);
-        self.others = self.others.saturating_add(replaced.units);
+        self.marks[place] = mark;
+        let (_, replaced) = mem::replace(&mut self.labels[place], new);
+        self.others = self.others.saturating_add(replaced);
         self.next = place + 1;
+    }
+
+    fn place(&self, mark: u32, policy: Option<&Policy>, key: &Key) -> Option<usize> {
+        // Without an early end, the processor compares several at a time.
+        let is_marked = |found, other: &u32| found | (*other == mark);
+        if !self.marks.iter().fold(false, is_marked) {
+            return None;
+        }
+        let name = policy.map(Policy::name);
+        let mut places = self.marks.iter().zip(&self.labels);
+        places.position(|(other, (label, _))| {
+            *other == mark && label.key == *key && label.policy.as_ref().map(Policy::name) == name
+        })
     }
 
     /// The place of the label with the fewest units. Of equals, it is the next in turn, so that one which comes again
     /// soon has time to grow.
     fn smallest(&self) -> usize {
-        let size = |place: &usize| self.labels[*place].units.unsigned_abs();
+        let size = |place: &usize| self.labels[*place].1.unsigned_abs();
         let places = (self.next..MAX_LABELS).chain(0..self.next);
         // Mostly there is one with the least.
         let least = places.clone().find(|place| size(place) <= 1);
@@ -212,7 +215,7 @@ impl Tally {
     }
 
     fn into_report(self) -> Report {
-        let units = self.labels.into_iter().map(|it| (it.label, it.units));
+        let units = self.labels.into_iter();
         Report {
             account: self.account,
             at_ms: self.at_ms,
@@ -221,6 +224,22 @@ impl Tally {
             others: self.others,
         }
     }
+}
+
+/// A number that few keys share.
+fn mark(key: &Key) -> u32 {
+    let value = key.value();
+    let words = value.first_chunk().zip(value.last_chunk());
+    let word = match words {
+        Some((first, last)) => {
+            u64::from_le_bytes(*first) ^ u64::from_le_bytes(*last).rotate_left(23)
+        }
+        None => value
+            .iter()
+            .fold(0, |word, byte| word << 8 | u64::from(*byte)),
+    };
+    let mixed = (word ^ value.len() as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    (mixed >> 32) as u32
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use std::{
 use super::{
     Limiter, Resolution,
     caller::{Answer, Calling, To},
+    near_limit,
     refusals::{KnownBefore, Question},
     resolution::is_open,
     slots::Unanswered,
@@ -23,6 +24,7 @@ use crate::{
         decision::{Decision, Usage},
         error::StoreError,
         late::Late,
+        wanted::{BY_ADMISSIONS, BY_DENIALS, COUNTS, NOTICES, OUTAGE, UNSEEN},
     },
     observe::{CallInfo, CallKind, Timing},
     store::{Left, Store, StoreFuture, maybe_ready::MaybeReady},
@@ -35,8 +37,25 @@ struct Asked {
     slots: Option<Box<Unanswered>>,
     /// `None` if a denial must not be remembered. Boxed, since mostly none is.
     question: Option<Box<Question>>,
-    /// Whether another try may follow: see [`is_open`].
-    is_try: bool,
+    ask: Ask,
+}
+
+/// How a check comes to be asked, which says what may follow.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Ask {
+    /// For the answer.
+    Once,
+    /// By a caller that may wait: if the store denies, it asks again, or answers in the end.
+    Waiting,
+    /// As one of the tries of a request, which has this much time left. Another may follow: see [`is_open`].
+    Try(Duration),
+}
+
+impl Ask {
+    /// Whether another try follows a decision, so that it is not reported.
+    pub(super) fn goes_on(self, decision: &Decision) -> bool {
+        matches!(self, Self::Try(_)) && is_open(decision)
+    }
 }
 
 /// A decision that the store has to be waited for.
@@ -112,9 +131,7 @@ impl Limiter {
         charges: impl IntoIterator<Item = Charge>,
     ) -> Result<Decision, StoreError> {
         let check = Check::new(charges)?;
-        let decision = self.decide(check).await.into_result()?;
-        self.count_outcome(&decision);
-        Ok(decision)
+        self.decide(check).await.into_result()
     }
 
     /// Decides these charges together, and charges them if all fit; follows the failure policy if the store cannot
@@ -130,10 +147,7 @@ impl Limiter {
             return false;
         };
         match self.decide(check).await {
-            Resolution::Decided(decision) => {
-                self.count_outcome(&decision);
-                decision.is_allowed()
-            }
+            Resolution::Decided(decision) => decision.is_allowed(),
             Resolution::Open(_, late) => {
                 late.iter().for_each(Usage::serve_late);
                 true
@@ -154,64 +168,34 @@ impl Limiter {
         charges: impl IntoIterator<Item = Charge>,
     ) -> Result<Usage, StoreError> {
         let check = Check::new(charges)?.without_cost();
-        let resolution = self.decide_as(CallKind::Peek, check).await;
+        let resolution = self.ask(CallKind::Peek, check, Ask::Once).await;
         Ok(resolution.into_result()?.usage().clone())
     }
 
     /// Decides a check and charges it.
     pub(crate) fn decide(&self, check: Check) -> MaybeReady<Resolution> {
-        self.decide_within_time(check, None)
-    }
-
-    /// Decides a check and charges it: alone, or as one of several tries of a request, which has this much time left.
-    pub(super) fn decide_within_time(
-        &self,
-        mut check: Check,
-        time_of_try: Option<Duration>,
-    ) -> MaybeReady<Resolution> {
-        if self.inner.enforces_blocks {
-            check = check.enforce_blocks(true);
-        }
-        self.ask(CallKind::Check, check, time_of_try)
-    }
-
-    /// Counts the final outcome of a request; a denial may also be a strike.
-    pub(crate) fn count_outcome(&self, decision: &Decision) {
-        let jobs = &self.inner.jobs;
-        jobs.strikes.count(decision, &self.inner.caller);
-        if self.inner.counts_denials {
-            jobs.reporter.0.count(decision);
-        }
+        self.ask(CallKind::Check, check, Ask::Once)
     }
 
     /// Decides a check by the store, or else by the failure policy. The call starts at once, not when first polled.
-    pub(super) fn decide_as(&self, kind: CallKind, check: Check) -> MaybeReady<Resolution> {
-        self.ask(kind, check, None)
-    }
-
-    /// Like [`decide_as`](Self::decide_as). A try is not reported if [another may follow](is_open).
-    pub(super) fn ask(
-        &self,
-        kind: CallKind,
-        check: Check,
-        time_of_try: Option<Duration>,
-    ) -> MaybeReady<Resolution> {
+    pub(super) fn ask(&self, kind: CallKind, mut check: Check, ask: Ask) -> MaybeReady<Resolution> {
         // An empty check needs no store call and raises no event.
         if check.is_empty() {
-            let result = Decision::new(&check, true, 0, &[]);
-            let answer = Answer {
-                result,
-                timing: None,
-            };
-            return MaybeReady::ready(self.resolve(kind, &check, answer, None, false, None));
+            let decision = Decision::new(&check, true, 0, &[]);
+            return MaybeReady::ready(
+                decision.map_or_else(Resolution::Closed, Resolution::Decided),
+            );
         }
         let inner = &self.inner;
+        if inner.enforces_blocks && kind == CallKind::Check {
+            check = check.enforce_blocks(true);
+        }
         let refusals = &inner.memory.refusals;
         let mut asked = Asked {
             known: refusals.before_call(),
             slots: None,
             question: None,
-            is_try: time_of_try.is_some(),
+            ask,
         };
         let mut repeated = None;
         if inner.caches_denials {
@@ -230,7 +214,13 @@ impl Limiter {
         let (caller, memory) = (&inner.caller, To::Local(&inner.fallback.local.store));
         let mut call = match repeated {
             Some(denial) => caller.call(memory, info, |_| StoreFuture::ready(Ok(denial))),
-            None => caller.call(time_of_try.map_or(To::Store, To::StoreFor), info, begin),
+            None => {
+                let store = match ask {
+                    Ask::Try(time) => To::StoreFor(time),
+                    Ask::Once | Ask::Waiting => To::Store,
+                };
+                caller.call(store, info, begin)
+            }
         };
         if let Some(answer) = call.take_ready() {
             return MaybeReady::ready(self.resolve_call(kind, &check, answer, asked, None));
@@ -269,7 +259,7 @@ impl Limiter {
             let slots = mem::replace(&mut asked.slots, others.map(Box::new));
             self.keep_late(check, answer, slots)
         });
-        self.resolve(kind, check, answer, asked.slots, asked.is_try, late)
+        self.resolve(kind, check, answer, asked.slots, asked.ask, late)
     }
 
     /// Turns the answer of a call into a resolution.
@@ -279,7 +269,7 @@ impl Limiter {
         check: &Check,
         answer: Answer<Decision>,
         mut slots: Option<Box<Unanswered>>,
-        is_try: bool,
+        ask: Ask,
         late: Option<Late>,
     ) -> Resolution {
         let Answer { result, timing } = answer;
@@ -287,32 +277,16 @@ impl Limiter {
             slots.see(&result);
         }
         let resolution = match result {
-            Ok(decision) => {
-                // An answer without the store says nothing about it.
-                if !check.is_empty() && !decision.usage().spares_call() {
-                    self.inner.fallback.decides_again();
-                }
-                Resolution::Decided(decision)
-            }
-            Err(error) => {
-                let resolution = self.fall_back(kind, check, &error, timing);
-                match late {
-                    Some(late) => resolution.with_late(check, late),
-                    None => resolution,
-                }
-            }
+            Ok(decision) => Resolution::Decided(decision),
+            Err(error) => self.undecided(kind, check, &error, timing, late),
         };
         if let Resolution::Decided(decision) = &resolution {
             if let Some(slots) = &mut slots {
                 slots.note(decision, check);
             }
-            let reports = &self.inner.jobs.reporter.0;
-            let (publishes, failure) = (self.inner.publishes, self.inner.fallback.policy);
-            if reports.policies.note(check, failure, publishes) && publishes {
-                reports.ensure_running();
-            }
-            if !(is_try && is_open(decision)) {
-                self.report_decision(kind, decision, check, timing);
+            let wanted = self.wanted(check, decision);
+            if wanted != 0 {
+                self.attend(wanted, kind, decision, check, ask, timing);
             }
         }
         // Not earlier: an observer may panic, and then the caller does not get the slots.
@@ -323,18 +297,65 @@ impl Limiter {
     }
 
     /// Follows the failure policy.
-    fn fall_back(
+    #[cold]
+    fn undecided(
         &self,
         kind: CallKind,
         check: &Check,
         error: &StoreError,
         timing: Option<Timing>,
+        late: Option<Late>,
     ) -> Resolution {
         let (fallback, refusals) = (&self.inner.fallback, &self.inner.memory.refusals);
         let (resolution, outcome) = fallback.resolve(kind, check, error, refusals);
         let call = CallInfo::new(kind, check);
         self.events().error(call, error, outcome, timing);
-        resolution
+        match late {
+            Some(late) => resolution.with_late(check, late),
+            None => resolution,
+        }
+    }
+
+    /// One word, which says whether anything is wanted of a decision: mostly nothing is.
+    fn wanted(&self, check: &Check, decision: &Decision) -> u8 {
+        let inner = &self.inner;
+        let number = inner.jobs.reporter.0.policies.number(inner.publishes);
+        let mask = match decision {
+            Decision::Allowed(_) => BY_ADMISSIONS,
+            Decision::Denied(_) | Decision::Blocked(_) => BY_DENIALS,
+        };
+        (inner.wanted | inner.fallback.wanted() | check.wanted_by(number)) & mask
+    }
+
+    /// Does what is wanted of a decision.
+    #[cold]
+    fn attend(
+        &self,
+        wanted: u8,
+        kind: CallKind,
+        decision: &Decision,
+        check: &Check,
+        ask: Ask,
+        timing: Option<Timing>,
+    ) {
+        let inner = &self.inner;
+        // An answer without the store says nothing about it.
+        let usage = decision.usage();
+        if wanted & OUTAGE != 0 && !usage.is_local() && !usage.spares_call() {
+            inner.fallback.decides_again();
+        }
+        if wanted & UNSEEN != 0 {
+            let (reports, failure) = (&inner.jobs.reporter.0, inner.fallback.policy);
+            if reports.policies.note(check, failure, inner.publishes) {
+                reports.ensure_running();
+            }
+        }
+        if !ask.goes_on(decision) {
+            self.report_decision(kind, decision, check, timing);
+        }
+        if matches!(ask, Ask::Once) && kind == CallKind::Check {
+            self.count_refusal(decision);
+        }
     }
 
     /// Reports the final decision of a check.
@@ -349,8 +370,22 @@ impl Limiter {
             self.inner.jobs.reporter.0.contribute(decision, check);
         }
         self.events().decision(kind, decision, check, timing);
-        if kind == CallKind::Check {
-            self.inner.notices.notice_check(decision, self.events());
+        if kind == CallKind::Check
+            && self.inner.wanted & NOTICES != 0
+            && let Decision::Allowed(usage) = decision
+        {
+            near_limit::notice(usage, self.inner.notice_percent, self.events());
+        }
+    }
+
+    /// Counts the denial that ends a request, which may also be a strike.
+    pub(super) fn count_refusal(&self, decision: &Decision) {
+        let inner = &self.inner;
+        if decision.usage().check().bans() {
+            inner.jobs.strikes.count(decision, &inner.caller);
+        }
+        if inner.wanted & COUNTS != 0 {
+            inner.jobs.reporter.0.count(decision);
         }
     }
 }

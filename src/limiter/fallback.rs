@@ -10,6 +10,7 @@ use crate::{
         decision::Decision,
         error::{StoreError, StoreErrorKind},
         policy::Policy,
+        wanted::OUTAGE,
     },
     observe::{CallKind, RequestOutcome},
     outage::Outage,
@@ -91,6 +92,11 @@ impl Fallback {
         if !matches!(error.kind(), Full | InvalidRequest) && self.outage.begins() {
             warning::undecided(error);
         }
+    }
+
+    /// The bit that says whether a success has to be noted.
+    pub(super) fn wanted(&self) -> u8 {
+        if self.outage.is_on() { OUTAGE } else { 0 }
     }
 
     /// Notes that the store has decided.

@@ -15,6 +15,7 @@ use tokio::time::Instant;
 
 use super::{
     Limiter, Resolution, WhereOpen,
+    decide::Ask,
     late::Unserved,
     resolution::is_open,
     wait_queue::{self, waits_after},
@@ -96,10 +97,7 @@ impl Limiter {
         let lists = lists.into_iter().map(|list| list.into_iter().collect());
         let choice = Choice::new(lists.collect())?;
         let first_of = FirstOf::new(CheckBuilder::default(), vec![choice]);
-        let resolution = self.decide_first(first_of, None).await;
-        let decision = resolution.into_result()?;
-        self.count_outcome(&decision);
-        Ok(decision)
+        self.decide_first(first_of, None).await.into_result()
     }
 
     /// Decides a check with alternatives; waits for the one that is free first, if there is a time to wait.
@@ -133,7 +131,9 @@ impl Tries<'_> {
         }
         match resolution {
             Resolution::Decided(decision) => {
-                Resolution::Decided(self.conclude(decision, check).await)
+                let decision = self.conclude(decision, check).await;
+                self.limiter.count_refusal(&decision);
+                Resolution::Decided(decision)
             }
             undecided => undecided,
         }
@@ -210,9 +210,8 @@ impl Tries<'_> {
         match self.max_wait {
             Some(_) => self.wait(check, Duration::ZERO, rest).await,
             None => {
-                self.limiter
-                    .decide_within_time(check.clone(), Some(rest))
-                    .await
+                let ask = Ask::Try(rest);
+                self.limiter.ask(CallKind::Check, check.clone(), ask).await
             }
         }
     }
@@ -263,7 +262,7 @@ impl Tries<'_> {
         let shadows = Check::new(next.shadow_charges().iter().cloned()).ok()?;
         let asked = self
             .limiter
-            .ask(CallKind::Check, shadows, Some(self.rest()));
+            .ask(CallKind::Check, shadows, Ask::Try(self.rest()));
         let Resolution::Decided(decision) = asked.await else {
             return None;
         };

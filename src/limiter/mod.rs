@@ -43,6 +43,7 @@ use crate::{
         key::Key,
         policy::Policy,
         report::{Account, Ranking},
+        wanted::{COUNTS, NOTICES, OBSERVER},
     },
     observe::{CallInfo, CallKind, Observer},
     store::{MemoryStore, Store, StoreExt, StoreFuture, ext},
@@ -79,7 +80,9 @@ pub struct Limiter {
 struct Inner {
     caller: Arc<Caller>,
     fallback: Fallback,
-    notices: near_limit::Notices,
+    /// The bits of [`wanted`](crate::domain::wanted) that the settings set.
+    wanted: u8,
+    notice_percent: u8,
     max_queue: usize,
     waits_for_blocks: bool,
     enforces_blocks: bool,
@@ -109,6 +112,20 @@ struct Jobs {
     keeper: Arc<slots::Keeper>,
 }
 
+impl Inner {
+    /// The bits of [`wanted`](crate::domain::wanted) that the settings set.
+    fn wanted(&self) -> u8 {
+        let is_observed = self.caller.events.is_observed();
+        let bit = |bit, is_set| if is_set { bit } else { 0 };
+        bit(OBSERVER, is_observed)
+            | bit(
+                NOTICES,
+                is_observed && self.notice_percent < near_limit::NO_PERCENT,
+            )
+            | bit(COUNTS, self.counts_denials)
+    }
+}
+
 impl Limiter {
     /// Creates a limiter over `store`.
     pub fn new(store: impl Store) -> Self {
@@ -124,7 +141,8 @@ impl Limiter {
         };
         let inner = Inner {
             fallback: Fallback::default(),
-            notices: near_limit::Notices::default(),
+            wanted: 0,
+            notice_percent: near_limit::DEFAULT_PERCENT,
             max_queue: DEFAULT_MAX_QUEUE,
             waits_for_blocks: false,
             enforces_blocks: true,
@@ -140,10 +158,13 @@ impl Limiter {
         Self {
             inner: Arc::new(inner),
         }
+        .change(|_| {})
     }
 
     fn change(mut self, change: impl FnOnce(&mut Inner)) -> Self {
-        change(Arc::make_mut(&mut self.inner));
+        let inner = Arc::make_mut(&mut self.inner);
+        change(inner);
+        inner.wanted = inner.wanted();
         self
     }
 
@@ -242,13 +263,13 @@ impl Limiter {
         self.change(|inner| inner.enforces_blocks = enforce)
     }
 
-    /// Sets the share of a limit, in percent, of which you get a notice when an identity reaches it. The default is 80.
-    /// From 100 on, there are no notices.
+    /// Sets the share of a limit, in percent, of which an observer gets a notice when an identity has used it. The default
+    /// is 80. From 100 on, there are no notices.
     ///
     /// See [notice before the limit](crate::limiter#notice-before-the-limit).
     #[must_use]
     pub fn near_limit_at(self, percent: u8) -> Self {
-        self.change(|inner| inner.notices.percent = percent)
+        self.change(|inner| inner.notice_percent = percent)
     }
 
     /// Sets whether to count [denials](crate::denials) and report them to the store. The default is `true`.
@@ -260,7 +281,8 @@ impl Limiter {
     /// Sets whether to publish the policies in the store, for operators' tools. The default is `true`.
     ///
     /// A task publishes each policy some seconds after its first use, and again every five minutes while you use the
-    /// policy; the store keeps them for a day. Published are the name, rules, ban and failure policy, whether the
+    /// policy, and when the store has connected again; the store keeps them for a day. A policy that a
+    /// [reload](crate::policies::ReloadablePolicies::replace) has replaced is taken back. Published are the name, rules, ban and failure policy, whether the
     /// policy is a shadow and enforces blocks, and the kinds of its keys, but never the value of a key. A limiter
     /// publishes at most 256 policies. Requests do not wait for the task, and its failures give one warning. A memory
     /// store publishes nothing.

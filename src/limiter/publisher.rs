@@ -1,10 +1,10 @@
 //! [`Publisher`]: publishes the policies of a limiter in its store, for operators' tools.
 //!
 //! ```text
-//!  decision ──▶ note: seen before?          on the request's path: a load for each charge, no lock
-//!                  │ no
-//!                  ▼
-//!               policies ──▶ reporter: Operation::Publish, after some seconds, and again every five minutes
+//!  decision ──▶ a policy without the mark of this limiter ──▶ noted, and marked
+//!                                                              │
+//!               reporter: Operation::Publish ◀─────────────────┘
+//!               some seconds after the first use, after a reconnect, and every five minutes: then the marks are over
 //! ```
 
 use std::{
@@ -26,12 +26,13 @@ use crate::{
         charge::Charge,
         check::Check,
         error::{StoreError, StoreErrorKind},
-        operation::Operation,
+        marks::next_number,
+        operation::{Operation, answer_of},
         policy::Policy,
         published::{PublishedPolicy, default_label},
     },
     limiter::jitter,
-    store::Store,
+    store::{Store, ext},
     warning::{self, Quiet},
 };
 
@@ -47,13 +48,14 @@ const REFRESH: Duration = Duration::from_secs(300);
 /// Seconds from a failed publication to the next, doubled each time up to `REFRESH`.
 const RETRY: u64 = 10;
 
-/// The number of marks: a power of two.
-const SEEN: usize = 256;
+/// So many uses of a policy are noted before its mark is set, for the kinds of its keys.
+const NOTED: u32 = 256;
 
 /// The policies of one limiter and its clones.
 pub(super) struct Publisher {
-    /// Marks of known policies and kinds. The value of a mark determines its place: that one or the next.
-    seen: [AtomicU64; SEEN],
+    /// The number of the limiter since its last publication. Even, with which clones mark policies that publish none; the
+    /// others mark them with the next.
+    number: AtomicU64,
     known: Mutex<Known>,
     failures: Quiet,
     /// The store has answered that it publishes nothing.
@@ -69,6 +71,8 @@ struct Known {
     due_in: u64,
     /// Seconds from the next failure to the publication after it.
     retry_in: u64,
+    /// How often the store had connected again at the last publication; `None` before the first.
+    reconnects: Option<u64>,
 }
 
 /// How this process is called beside the number in the ids of its slots.
@@ -92,10 +96,12 @@ impl Label {
 struct Noted {
     /// From the first use that is published on: a look before it may have a failure policy and kinds of its own.
     published: Option<PublishedPolicy>,
-    /// Whether the policy was used since the last publication: one that a reload has replaced is not published again.
-    is_used: bool,
+    /// How often the policy was used since the last publication: one that is not used is not published again.
+    uses: u32,
     /// Whether the last publication had the policy.
     is_sent: bool,
+    /// The number of the limiter at the last use.
+    number: u64,
 }
 
 impl Known {
@@ -103,20 +109,26 @@ impl Known {
         self.policies.len() < MAX_POLICIES || self.policies.contains_key(policy)
     }
 
-    /// Notes that a policy is used, with a key of this kind. A new policy or kind is due for publication soon.
+    /// Notes that a policy is used, with a key of this kind, and returns whether it has to be noted no more until the next
+    /// publication. A new policy or kind is due for publication soon.
     fn add(
         &mut self,
         charge: &Charge,
+        number: u64,
         enforces_blocks: bool,
         on_failure: FailurePolicy,
-        publishes: bool,
-    ) {
+    ) -> bool {
         let policy = charge.policy();
         let noted = self.policies.entry(policy.clone()).or_default();
-        if !publishes {
-            return;
+        noted.number = number;
+        if !publishes(number) {
+            return true;
         }
-        noted.is_used = true;
+        // Publish no peeks: the readiness probe that the docs show uses its own failure policy.
+        if charge.cost() == 0 {
+            return false;
+        }
+        noted.uses += 1;
         let mut is_new = noted.published.is_none();
         let published = noted.published.get_or_insert_with(|| {
             let failure = policy.failure_policy().unwrap_or(on_failure);
@@ -129,25 +141,45 @@ impl Known {
         if is_new {
             self.due_in = self.due_in.min(DELAY);
         }
+        noted.uses >= NOTED
     }
 
-    /// Whether the map keeps this clone of the policy alive. Mark no other: the address may be reused.
-    fn keeps(&self, policy: &Policy) -> bool {
-        let entry = self.policies.get_key_value(policy);
-        entry.is_some_and(|(kept, _)| kept.address() == policy.address())
+    /// Publishes again: the server may have lost the policies. One that was not in the last publication is new at its next
+    /// use.
+    fn repeat(&mut self) {
+        self.due_in = 0;
+        for noted in self.policies.values_mut() {
+            match noted.is_sent {
+                true => noted.uses = noted.uses.max(1),
+                false if noted.uses == 0 => noted.published = None,
+                false => {}
+            }
+        }
+    }
+
+    /// Takes the policies that a reload replaced after their last use.
+    fn take_replaced(&mut self) -> Vec<PublishedPolicy> {
+        let is_over = |policy: &Policy, noted: &mut Noted| {
+            let number = noted.number;
+            policy.marks().is_replaced_after(number)
+        };
+        let over = self.policies.extract_if(is_over);
+        let over = over.filter_map(|(_, noted)| noted.published);
+        over.map(PublishedPolicy::replaced).collect()
     }
 }
 
 impl Default for Publisher {
     fn default() -> Self {
         Self {
-            seen: [const { AtomicU64::new(0) }; SEEN],
+            number: AtomicU64::new(next_number()),
             known: Mutex::new(Known {
                 policies: HashMap::new(),
                 lacks_some: false,
                 label: Label::HostAndId,
                 due_in: DELAY,
                 retry_in: RETRY,
+                reconnects: None,
             }),
             failures: Quiet::default(),
             is_off: AtomicBool::new(false),
@@ -160,68 +192,45 @@ impl Publisher {
         self.lock().label = label.map_or(Label::None, |label| Label::Own(label.into()));
     }
 
+    /// The number with which a clone marks policies that it has seen.
+    pub(super) fn number(&self, publishes: bool) -> u64 {
+        self.number.load(Relaxed) | u64::from(publishes)
+    }
+
     /// The policies that were charged, also those that are not published, and whether these are all.
     pub(super) fn all_known(&self) -> (Vec<Policy>, bool) {
         let known = self.lock();
         (known.policies.keys().cloned().collect(), !known.lacks_some)
     }
 
-    /// Notes the policies of a decided check, and returns whether one is to be published. A known charge costs one load,
-    /// if its mark is at the first place. A limiter that publishes nothing notes them for resets.
+    /// Notes the policies of a decided check that lack the mark of this limiter, and returns whether one is to be
+    /// published. A limiter that publishes nothing notes them for resets.
     pub(super) fn note(&self, check: &Check, on_failure: FailurePolicy, publishes: bool) -> bool {
-        let mut is_added = false;
-        for charge in check.all_charges() {
-            // Publish no peeks: the readiness probe that the docs show uses its own failure policy.
-            let publishes = publishes && charge.cost() > 0;
-            let mark = mark(charge, publishes);
-            let [first, second] = self.places(mark);
-            if first.load(Relaxed) != mark && second.load(Relaxed) != mark {
-                // No check looks up the blocks of a shadow's keys.
-                let enforces_blocks = check.enforces_blocks() && !charge.policy().is_shadow();
-                is_added |= self.add(charge, mark, enforces_blocks, on_failure) && publishes;
-            }
-        }
-        is_added
-    }
-
-    fn places(&self, mark: u64) -> [&AtomicU64; 2] {
-        let place = (mark >> 32) as usize % SEEN;
-        [&self.seen[place], &self.seen[(place + 1) % SEEN]]
-    }
-
-    #[cold]
-    fn add(
-        &self,
-        charge: &Charge,
-        mark: u64,
-        enforces_blocks: bool,
-        on_failure: FailurePolicy,
-    ) -> bool {
         // Requests do not wait for each other: the next request tries again.
         let Ok(mut known) = self.known.try_lock() else {
             return false;
         };
-        let policy = charge.policy();
-        if policy.rules().is_empty() {
-            return false;
+        let number = self.number(publishes);
+        let mut is_added = false;
+        for charge in check.all_charges() {
+            let policy = charge.policy();
+            if policy.seen_by() == number || policy.rules().is_empty() {
+                continue;
+            }
+            if !known.has_room_for(policy) {
+                let mut others = known.policies.keys();
+                known.lacks_some |= others.all(|other| other.name() != policy.name());
+                continue;
+            }
+            // No check looks up the blocks of a shadow's keys.
+            let enforces_blocks = check.enforces_blocks() && !policy.is_shadow();
+            // Under the lock: the mark of a number that is over would be of no use.
+            if known.add(charge, number, enforces_blocks, on_failure) {
+                policy.mark_seen_by(number);
+            }
+            is_added |= publishes && charge.cost() > 0;
         }
-        if !known.has_room_for(policy) {
-            let mut others = known.policies.keys();
-            known.lacks_some |= others.all(|other| other.name() != policy.name());
-            return false;
-        }
-        known.add(charge, enforces_blocks, on_failure, mark & PUBLISHES != 0);
-        // Under the lock: otherwise the mark could outlast a publication, and no request would note the policy again.
-        if known.keeps(policy) {
-            let [first, second] = self.places(mark);
-            let place = if first.load(Relaxed) == 0 {
-                first
-            } else {
-                second
-            };
-            place.store(mark, Relaxed);
-        }
-        true
+        is_added
     }
 
     fn lock(&self) -> MutexGuard<'_, Known> {
@@ -230,21 +239,24 @@ impl Publisher {
 
     /// Publishes if that is due, and returns whether some policy is still to be published.
     pub(super) async fn second_passed(&self, store: &dyn Store) -> bool {
-        if self.is_due() {
+        if self.is_due(reconnects(store)) {
             let _ = self.publish(store).await;
         }
         self.has_news()
     }
 
-    fn is_due(&self) -> bool {
+    fn is_due(&self, reconnects: Option<u64>) -> bool {
         let mut known = self.lock();
         known.due_in = known.due_in.saturating_sub(1);
+        if known.reconnects.is_some() && reconnects.is_some_and(|it| known.reconnects != Some(it)) {
+            known.repeat();
+        }
         known.due_in == 0
     }
 
     /// Whether a policy was used since the last publication.
     pub(super) fn has_news(&self) -> bool {
-        let is_used = || self.lock().policies.values().any(|noted| noted.is_used);
+        let is_used = || self.lock().policies.values().any(|noted| noted.uses > 0);
         !self.is_off.load(Relaxed) && is_used()
     }
 
@@ -256,9 +268,12 @@ impl Publisher {
         if policies.is_empty() {
             return Ok(());
         }
-        let answer = store.execute(Operation::Publish(policies));
+        let answer = ext::read(
+            store.execute(Operation::Publish(policies)),
+            answer_of!(Publish),
+        );
         let result = timeout(REPORTING, answer).await;
-        let result = result.unwrap_or(Err(TOO_LATE)).map(drop);
+        let result = result.unwrap_or(Err(TOO_LATE));
         // A store that does not know this operation will not learn it.
         if let Err(error) = &result
             && error.kind() == StoreErrorKind::InvalidRequest
@@ -266,45 +281,54 @@ impl Publisher {
             self.is_off.store(true, Relaxed);
             return Ok(());
         }
-        self.end(result.is_ok());
+        self.end(result.as_ref().ok().copied());
+        let result = result.map(drop);
         self.failures.note(&result, warning::policies_not_published);
         result
     }
 
-    /// Begins a publication of the policies that were used since the last. The next request under each notes it again.
+    /// Begins a publication of the policies that were used since the last, and of those that a reload has replaced. The next
+    /// request under each policy notes it again.
     fn begin(&self) -> Vec<PublishedPolicy> {
         let mut known = self.lock();
         known.due_in = jitter::around(REFRESH).as_secs();
+        let replaced = known.take_replaced();
         let mut used = Vec::new();
         for noted in known.policies.values_mut() {
-            noted.is_sent = mem::take(&mut noted.is_used);
+            noted.is_sent = mem::take(&mut noted.uses) > 0;
             let published = noted.published.as_ref().filter(|_| noted.is_sent);
             used.extend(published.cloned());
         }
-        self.seen.iter().for_each(|mark| mark.store(0, Relaxed));
+        self.number.store(next_number(), Relaxed);
         PublishedPolicy::note_shared_names(&mut used);
         if used.iter().any(|it| it.policy().is_concurrency()) {
             let label = known.label.text();
             used.iter_mut()
                 .for_each(|it| it.label_process(label.as_deref()));
         }
+        used.extend(replaced);
         used
     }
 
-    /// After a failure, publishes the same policies again, in twice as long as after the one before, but no longer than
-    /// usual.
-    fn end(&self, is_published: bool) {
+    /// Notes how often the store had connected again, if the publication has succeeded. Otherwise publishes the same
+    /// policies again, in twice as long as after the failure before, but no longer than usual.
+    fn end(&self, published: Option<u64>) {
         let mut known = self.lock();
-        if is_published {
-            known.retry_in = RETRY;
+        if published.is_some() {
+            (known.retry_in, known.reconnects) = (RETRY, published);
             return;
         }
-        for noted in known.policies.values_mut() {
-            noted.is_used |= noted.is_sent;
+        for noted in known.policies.values_mut().filter(|it| it.is_sent) {
+            noted.uses = noted.uses.max(1);
         }
         known.due_in = known.due_in.min(known.retry_in);
         known.retry_in = (known.retry_in * 2).min(REFRESH.as_secs());
     }
+}
+
+/// Whether a limiter of this number publishes its policies.
+const fn publishes(number: u64) -> bool {
+    number % 2 == 1
 }
 
 /// Whether a store publishes policies, as far as it says so at once.
@@ -314,16 +338,10 @@ pub(super) fn is_published_by(store: &dyn Store) -> bool {
     refusal != Some(StoreErrorKind::InvalidRequest)
 }
 
-/// Set in the marks of limiters that publish: clones may differ.
-const PUBLISHES: u64 = 2;
-
-/// Identifies a policy and a kind of keys; never 0.
-fn mark(charge: &Charge, publishes: bool) -> u64 {
-    let kind = charge.key().kind();
-    let address = charge.policy().address() ^ (kind.as_ptr() as u64).rotate_left(32);
-    let mark = (address ^ kind.len() as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    let mark = mark & !PUBLISHES | 1;
-    if publishes { mark | PUBLISHES } else { mark }
+/// How often a store has connected again, as far as it says so at once.
+fn reconnects(store: &dyn Store) -> Option<u64> {
+    let answer = store.execute(Operation::Publish(Vec::new())).take_ready();
+    answer.and_then(Result::ok).and_then(answer_of!(Publish))
 }
 
 const TOO_LATE: StoreError = StoreError::new(

@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use super::{
     Limiter, SETTLING,
     caller::{Answer, Calling, To},
+    near_limit,
     refusals::GivenBack,
 };
 use crate::{
@@ -21,6 +22,7 @@ use crate::{
         decision::{Decision, Usage},
         error::{StoreError, StoreErrorKind},
         settlement::Settlement,
+        wanted::NOTICES,
     },
     observe::{CallInfo, CallKind, RequestOutcome, Timing},
     store::{Store, StoreExt, StoreFuture},
@@ -226,8 +228,9 @@ impl Limiter {
                 let reports = &self.inner.jobs.reporter.0;
                 reports.contribute_settled(settlement, usage);
                 self.events().completion(call, local, timing);
-                let notices = &self.inner.notices;
-                notices.notice_settled(settlement, usage, self.events());
+                if self.inner.wanted & NOTICES != 0 {
+                    near_limit::notice(usage, self.inner.notice_percent, self.events());
+                }
             }
             Err(error) => {
                 let outcome = RequestOutcome::Failed;

@@ -2,7 +2,7 @@
 
 use std::{collections::HashSet, sync::Arc};
 
-use super::{Limiter, caller::To};
+use super::{Limiter, caller::To, decide::Ask};
 use crate::{
     domain::{
         charge::Charge,
@@ -74,7 +74,7 @@ impl Limiter {
     }
 
     async fn peek_at(&self, check: Check) -> Result<Decision, StoreError> {
-        let resolution = self.decide_as(CallKind::Peek, check).await;
+        let resolution = self.ask(CallKind::Peek, check, Ask::Once).await;
         resolution.into_result()
     }
 

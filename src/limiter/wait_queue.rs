@@ -28,7 +28,7 @@ use self::{
     queues::Ticket,
     turns::Turn,
 };
-use super::{FOR_EVER, Limiter, Resolution, pauses::Pauses, resolution::is_open};
+use super::{FOR_EVER, Limiter, Resolution, decide::Ask, pauses::Pauses};
 use crate::{
     domain::{
         block::BlockedBy,
@@ -65,8 +65,8 @@ struct Waiter<'a> {
     limiter: &'a Limiter,
     deadline: Instant,
     where_open: WhereOpen,
-    /// The timeout of each store call, if the check is one of several tries.
-    time_of_try: Option<Duration>,
+    /// With the timeout of each store call, if the check is one of several tries.
+    ask: Ask,
 }
 
 /// Waits until the check is admitted; returns a denial that lasts longer than `max_wait`.
@@ -84,13 +84,17 @@ pub(super) async fn wait(
         limiter,
         deadline: Instant::now() + max_wait.min(FOR_EVER),
         where_open,
-        time_of_try,
+        ask: time_of_try.map_or(Ask::Waiting, Ask::Try),
     };
     // Shadows never deny, so a check of shadows alone has nothing to wait for.
-    if check.deniable_keys().next().is_none() || fits_never(check) {
-        return waiter.decide(check).await;
+    let resolution = match check.deniable_keys().next().is_none() || fits_never(check) {
+        true => waiter.decide(check).await,
+        false => waiter.wait(check).await,
+    };
+    if let (None, Resolution::Decided(decision)) = (time_of_try, &resolution) {
+        limiter.count_refusal(decision);
     }
-    waiter.wait(check).await
+    resolution
 }
 
 impl Limiter {
@@ -114,12 +118,8 @@ impl Limiter {
         max_wait: Duration,
     ) -> Result<Decision, StoreError> {
         let check = Check::new(charges)?;
-        let decision = self
-            .decide_within(&check, max_wait, WhereOpen::AskAgain)
-            .await;
-        let decision = decision.into_result()?;
-        self.count_outcome(&decision);
-        Ok(decision)
+        let decided = self.decide_within(&check, max_wait, WhereOpen::AskAgain);
+        decided.await.into_result()
     }
 
     /// Waits until the check is admitted; returns a denial that lasts longer than `max_wait`.
@@ -174,9 +174,7 @@ impl Waiter<'_> {
 
     async fn decide(&self, check: &Check) -> Resolution {
         let limiter = self.limiter;
-        limiter
-            .decide_within_time(check.clone(), self.time_of_try)
-            .await
+        limiter.ask(CallKind::Check, check.clone(), self.ask).await
     }
 
     /// Decides the check of a caller that cannot wait any longer.
@@ -189,7 +187,7 @@ impl Waiter<'_> {
 
     /// Denies a check without asking the store.
     fn deny(&self, decision: Decision, check: &Check) -> Resolution {
-        if !(self.time_of_try.is_some() && is_open(&decision)) {
+        if !self.ask.goes_on(&decision) {
             let (events, timing) = (self.limiter.events(), Some(Timing::now()));
             events.decision(CallKind::Check, &decision, check, timing);
         }

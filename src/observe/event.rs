@@ -311,13 +311,13 @@ pub enum Event<'a> {
         source: Option<BlockedBy>,
     },
 
-    /// An identity has reached a share of a limit, 80 % by default: see
-    /// [notice before the limit](crate::limiter#notice-before-the-limit).
+    /// An identity has used a share of a limit, 80 % by default: see
+    /// [notice before the limit](crate::limiter#notice-before-the-limit). You get at most one in a window for a policy.
     #[non_exhaustive]
     NearLimit {
         /// The policy, which may be a [shadow](Policy::shadow).
         policy: &'a Policy,
-        /// The usage under the rule, after the check or the settlement that reached the share.
+        /// The usage under the rule, after the check or the settlement: of several, the one that counts longest.
         rule: &'a RuleUsage,
     },
 

@@ -33,7 +33,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// | event `denied`, for the rule that denies for the longest time | debug | `policy`, `rule`, `shadow`, `local`, `cached` (denied by a [deny cache](crate::Limiter::cache_denials)), `retry_after_ms` (none for never), `latency_us` |
 /// | event `missing key` | debug | `policy`, `shadow`, `kind`, `error`, `outcome` |
 /// | event `blocked` | debug | `policy` (only for keys on a list), `by`: `list`, `operator`, `ban` |
-/// | event `near limit`, when an identity has reached [a share](crate::Limiter::near_limit_at) of a limit | debug | `policy`, `rule`, `shadow`, `remaining` |
+/// | event `near limit`, when an identity has used [a share](crate::Limiter::near_limit_at) of a limit | debug | `policy`, `rule`, `shadow`, `remaining` |
 /// | event `banned` | debug | `policy`, `until_ms` |
 /// | event `failed` | warn | `call`, `policies`, `shadow`, `kind`, `error`, `cause`, `outcome`, `latency_us`, `suppressed` |
 ///

@@ -1,6 +1,6 @@
 //! Proves when policies are published, that a failed attempt is repeated, and that no request waits for this.
 
-use sluicegate::policies::PublishedPolicy;
+use sluicegate::policies::{Policies, PublishedPolicy, ReloadablePolicies};
 use support::prelude::*;
 use tokio::{
     task::yield_now,
@@ -14,6 +14,7 @@ struct Publishing {
     refuses: Arc<AtomicUsize>,
     /// How long each publication takes.
     takes_ms: Arc<AtomicU64>,
+    reconnects: Arc<AtomicU64>,
     /// The time of each publication, and the number of policies.
     publications: Arc<Mutex<Vec<(Instant, usize)>>>,
     last: Arc<Mutex<Vec<PublishedPolicy>>>,
@@ -45,7 +46,7 @@ impl Publishing {
     fn publish(&self, policies: &[PublishedPolicy]) -> Result<Reply, StoreError> {
         // A new limiter asks whether the store accepts publications.
         if policies.is_empty() {
-            return Ok(Reply::Publish);
+            return Ok(Reply::Publish(self.reconnects.load(SeqCst)));
         }
         let mut publications = self.publications.lock().unwrap();
         publications.push((Instant::now(), policies.len()));
@@ -55,7 +56,7 @@ impl Publishing {
             .fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1));
         match refused {
             Ok(_) => Err(StoreError::new(StoreErrorKind::Unavailable, "down")),
-            Err(_) => Ok(Reply::Publish),
+            Err(_) => Ok(Reply::Publish(self.reconnects.load(SeqCst))),
         }
     }
 
@@ -132,6 +133,97 @@ async fn a_policy_that_another_has_replaced_is_not_published_again() {
         sizes.len() >= 3 && sizes.iter().all(|size| *size == 1),
         "{sizes:?}"
     );
+}
+
+/// The names and rules of the last publication, and whether each is taken back.
+fn last(store: &Publishing) -> Vec<(String, bool)> {
+    let last = store.last.lock().unwrap();
+    let last = last.iter().map(|it| {
+        let (policy, is_replaced) = (it.policy(), it.is_replaced());
+        (format!("{} {policy}", policy.name()), is_replaced)
+    });
+    let mut last: Vec<_> = last.collect();
+    last.sort_unstable();
+    last
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reload_takes_the_policy_back_that_it_replaces() {
+    let store = Publishing::default();
+    let (limiter, other) = (
+        support::limiter(store.clone()),
+        support::limiter(store.clone()),
+    );
+    let of = |rules| Policies::new([policy("ip", rules), policy("login", "5/1m")]).unwrap();
+    let live = ReloadablePolicies::new(of("300/1m"));
+    let [ip, login] = ["ip", "login"].map(|name| live.policy(name).unwrap());
+    for limiter in [&limiter, &other] {
+        for policy in [&ip, &login] {
+            let charge = Charge::new(policy, user("alice"), 1);
+            limiter.check([charge]).await.unwrap();
+        }
+        pass(10).await;
+    }
+    let now = |rules| (format!("ip {rules}"), false);
+    assert_eq!(last(&store), [now("300/1m"), ("login 5/1m".into(), false)]);
+    live.replace(of("900/1m")).unwrap();
+    for limiter in [&limiter, &other] {
+        limiter
+            .check([Charge::new(&ip, user("alice"), 1)])
+            .await
+            .unwrap();
+        pass(10).await;
+        let over = ("ip 300/1m".into(), true);
+        assert_eq!(last(&store), [over, now("900/1m")]);
+    }
+    limiter
+        .check([Charge::new(&ip, user("alice"), 1)])
+        .await
+        .unwrap();
+    pass(400).await;
+    assert_eq!(last(&store), [now("900/1m")]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_connects_again_gets_the_policies_again() {
+    let store = Publishing::default();
+    let limiter = support::limiter(store.clone());
+    let [api, login] = ["api", "login"].map(|name| policy(name, "1000/1h"));
+    charge(&limiter, &api).await;
+    charge(&limiter, &login).await;
+    pass(10).await;
+    charge(&limiter, &api).await;
+    pass(20).await;
+    assert_eq!(store.sizes(), [2]);
+    store.reconnects.store(1, SeqCst);
+    pass(2).await;
+    assert_eq!(store.sizes(), [2, 2]);
+    charge(&limiter, &api).await;
+    pass(20).await;
+    assert_eq!(store.sizes(), [2, 2], "once");
+}
+
+/// Each has a number of its own.
+#[tokio::test(start_paused = true)]
+async fn two_limiters_of_one_policy_both_publish_it_and_both_reset_it() {
+    let stores = [(); 2].map(|()| Publishing::default());
+    let limiters = stores.clone().map(support::limiter);
+    let api = policy("api", "1000/1h");
+    for _ in 0..600 {
+        for limiter in &limiters {
+            charge(limiter, &api).await;
+        }
+    }
+    pass(10).await;
+    for (store, limiter) in stores.iter().zip(&limiters) {
+        assert_eq!(store.sizes(), [1]);
+        limiter.reset_all(&user("alice")).await.unwrap();
+        let usage = limiter
+            .peek([Charge::new(&api, user("alice"), 0)])
+            .await
+            .unwrap();
+        assert_eq!(usage.rules().next().unwrap().remaining(), 1_000);
+    }
 }
 
 #[tokio::test(start_paused = true)]

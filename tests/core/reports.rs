@@ -63,7 +63,7 @@ impl Counted {
         }
     }
 
-    /// The units in the store. Asking the limiter would make it send more.
+    /// The units in the store. A limiter that is asked sends more.
     async fn known(self, store: &impl Store) -> u64 {
         match self {
             Contributor => {
@@ -537,7 +537,7 @@ mod long_histories {
         let clock = ManualClock::new(1_000_000_000);
         let limiter = support::limiter(Admitting(clock));
         let policy = policy();
-        // Nothing drives it, and so nothing is reported.
+        // No runtime runs, and so nothing is reported.
         let runtime = support::runtime();
         let _entered = runtime.enter();
         let fill = || {

@@ -1,6 +1,6 @@
 //! Published policies on real servers: their expiry and maximum number, and in a cluster.
 
-use sluicegate::policies::PublishedPolicy;
+use sluicegate::policies::{Policies, PublishedPolicy, ReloadablePolicies};
 
 use crate::prelude::*;
 
@@ -178,6 +178,48 @@ async fn what_a_refused_publication_had_is_in_the_next() {
     }
     limiter.policies_published().await.unwrap();
     assert_eq!(published(&store).await[0].0, "api");
+}
+
+#[tokio::test]
+async fn a_server_that_starts_empty_gets_the_policies_again() {
+    let mut server = Server::start();
+    let store = connect(&server).await;
+    let limiter = limiter(&store);
+    take(&limiter, &api("10/1s"), "alice").await;
+    limiter.policies_published().await.unwrap();
+    server.kill();
+    server.restart();
+    let is_published = async || {
+        let _ = limiter
+            .try_acquire([charge(&api("10/1s"), "alice", 1)])
+            .await;
+        published(&store).await.len() == 1
+    };
+    until("the policies are published", is_published).await;
+}
+
+#[tokio::test]
+async fn a_policy_that_a_reload_replaces_is_taken_back() {
+    let (_server, _, store) = served().await;
+    let of = |rules| Policies::new([policy("api", rules), policy("login", "5/1m")]).unwrap();
+    let live = ReloadablePolicies::new(of("10/1s"));
+    let [api, login] = ["api", "login"].map(|name| live.policy(name).unwrap());
+    let limiter = limiter(&store);
+    for policy in [&api, &login] {
+        let charge = Charge::new(policy, user("alice"), 1);
+        limiter.check([charge]).await.unwrap();
+    }
+    limiter.policies_published().await.unwrap();
+    live.replace(of("20/1s")).unwrap();
+    limiter
+        .check([Charge::new(&api, user("alice"), 1)])
+        .await
+        .unwrap();
+    limiter.policies_published().await.unwrap();
+    let published = store.inspector().policies().await.unwrap();
+    let mut rules: Vec<_> = published.iter().map(|it| it.policy().to_string()).collect();
+    rules.sort_unstable();
+    assert_eq!(rules, ["20/1s", "5/1m"]);
 }
 
 #[tokio::test]

@@ -1,6 +1,9 @@
 //! Plans that share the name of a policy: an identity is limited by one of several published limits.
 
-use sluicegate::{Charge, Key, Policy};
+use sluicegate::{
+    Charge, Key, Policy,
+    policies::{Policies, ReloadablePolicies},
+};
 
 use crate::site::Site;
 
@@ -48,6 +51,23 @@ async fn plans_of_one_process_are_no_difference_between_processes() {
     assert_eq!(site.tool.run("top --policies free.toml").stderr, "");
     site.tool
         .told("top --policies other.toml | 0 | the file says 7/1d");
+}
+
+#[tokio::test]
+async fn after_a_reload_explain_knows_the_new_limits_at_once() {
+    let site = Site::start().await;
+    let limiter = site.service().await;
+    let of = |rules| Policies::new([Policy::parse("api", rules).unwrap()]).unwrap();
+    let live = ReloadablePolicies::new(of(FREE));
+    let api = live.policy("api").unwrap();
+    for rules in [FREE, PRO] {
+        live.replace(of(rules)).unwrap();
+        let charge = Charge::new(&api, Key::new("user", "alice"), 5);
+        assert!(limiter.check([charge]).await.unwrap().is_allowed());
+        limiter.policies_published().await.unwrap();
+    }
+    let said = site.json("explain user=alice --cost 20", 0);
+    has!(said, { "passes": true, "is_known": true, "published_differs": [] });
 }
 
 #[tokio::test]

@@ -1,7 +1,7 @@
 //! [`Usage`]: the usage under each rule of each charge.
 
 use std::sync::{
-    Arc, OnceLock,
+    Arc,
     atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering},
 };
 
@@ -52,8 +52,6 @@ struct Inner {
     has_unseen_blocks: AtomicBool,
     /// Whether other charges were alternatives to these.
     has_alternatives: AtomicBool,
-    /// The indexes of the rules of which this usage is a notice.
-    near_limit: OnceLock<Box<[usize]>>,
 }
 
 /// How a decision was made.
@@ -87,7 +85,6 @@ impl Clone for Inner {
             origin: AtomicU8::new(self.origin.load(Ordering::Relaxed)),
             has_unseen_blocks: copy(&self.has_unseen_blocks),
             has_alternatives: copy(&self.has_alternatives),
-            near_limit: self.near_limit.clone(),
             ..*self
         }
     }
@@ -153,7 +150,6 @@ impl Usage {
                 origin: AtomicU8::new(Origin::Store as u8),
                 has_unseen_blocks: AtomicBool::new(false),
                 has_alternatives: AtomicBool::new(false),
-                near_limit: OnceLock::new(),
             }),
             beside: None,
         }
@@ -212,31 +208,6 @@ impl Usage {
     /// Returns the usage under each rule, in the order of [`policies`](Self::policies).
     pub fn rules(&self) -> impl Iterator<Item = &RuleUsage> {
         self.inner.rules.iter()
-    }
-
-    /// Returns the rules that this check has taken to a share of their limit, 80 % by default, each with the charge:
-    /// the policy, and the key to warn. Mostly there are none.
-    ///
-    /// You see each once for a key and window: see
-    /// [notice before the limit](crate::limiter#notice-before-the-limit). Those of shadows are in
-    /// [`shadow`](Self::shadow).
-    pub fn near_limit(&self) -> impl Iterator<Item = (&Charge, &RuleUsage)> {
-        let charges = self.inner.check.charges().iter().zip(self.policies());
-        let rules = charges.flat_map(|(charge, of_policy)| {
-            let rules = of_policy.rules().iter();
-            rules.map(move |rule| (charge, rule))
-        });
-        let noticed = self.inner.near_limit.get();
-        let noticed = noticed.map_or(&[][..], |noticed| noticed);
-        let rules = rules.enumerate();
-        rules
-            .filter(|(place, _)| noticed.contains(place))
-            .map(|(_, rule)| rule)
-    }
-
-    /// Notes that this usage is the notice of the rules at these indexes. Only the first call has an effect.
-    pub(crate) fn mark_near_limit(&self, places: Box<[usize]>) {
-        let _ = self.inner.near_limit.set(places);
     }
 
     /// Returns the decision about the [shadows](Policy::shadow), which are not among [`policies`](Self::policies).
@@ -454,7 +425,6 @@ impl Usage {
                 origin: AtomicU8::new(self.inner.origin.load(Ordering::Relaxed)),
                 has_unseen_blocks: AtomicBool::new(self.has_unseen_blocks()),
                 has_alternatives: AtomicBool::new(self.has_alternatives()),
-                near_limit: self.inner.near_limit.clone(),
             }),
             beside: self.beside.clone(),
         }

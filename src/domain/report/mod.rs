@@ -1,7 +1,7 @@
 //! [`Report`]: the counts of a process in one span. A store adds up the reports of all processes, keeps the labels with
 //! the most units, and lists them as a [`Ranking`].
 
-use std::{fmt, slice, sync::Arc};
+use std::{fmt, slice};
 
 use crate::domain::{block::BLOCKS, key::Key, policy::Policy, rule::Rule};
 
@@ -78,7 +78,7 @@ impl Account {
 pub(crate) struct Label {
     /// The policy that has denied the identity; `None` for a block, and for a contributor.
     pub(crate) policy: Option<Policy>,
-    pub(crate) key: Arc<Key>,
+    pub(crate) key: Key,
 }
 
 /// The units of an account since the last report, in the spans of one time: the store adds them. For stores; see

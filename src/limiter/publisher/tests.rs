@@ -3,19 +3,21 @@
 use std::{hint::spin_loop, thread};
 
 use super::*;
-use crate::domain::key::Key;
+use crate::domain::{key::Key, wanted::UNSEEN};
 
 #[test]
 fn the_next_request_after_a_publication_notes_its_policy_again() {
     let publisher = Publisher::default();
     let policy = Policy::parse("api", "10/1m").unwrap();
-    let check = Check::new([Charge::new(&policy, Key::new("user", "alice"), 1)]).unwrap();
+    let check = || Check::new([Charge::new(&policy, Key::new("user", "alice"), 1)]).unwrap();
     let (noted, ended) = (AtomicU64::new(0), AtomicBool::new(false));
     let publish = || publisher.begin();
     thread::scope(|scope| {
         scope.spawn(|| {
             while !ended.load(Relaxed) {
-                publisher.note(&check, FailurePolicy::Open, true);
+                if check().wanted_by(publisher.number(true)) & UNSEEN != 0 {
+                    publisher.note(&check(), FailurePolicy::Open, true);
+                }
                 noted.fetch_add(1, Relaxed);
             }
         });
@@ -34,4 +36,21 @@ fn the_next_request_after_a_publication_notes_its_policy_again() {
         }
         ended.store(true, Relaxed);
     });
+}
+
+#[test]
+fn the_kinds_of_many_uses_are_noted_and_then_a_policy_is_marked() {
+    let publisher = Publisher::default();
+    let policy = Policy::parse("api", "10/1m").unwrap();
+    let note = |kind: &'static str| {
+        let check = Check::new([Charge::new(&policy, Key::new(kind, "alice"), 1)]).unwrap();
+        let is_wanted = check.wanted_by(publisher.number(true)) & UNSEEN != 0;
+        is_wanted && publisher.note(&check, FailurePolicy::Open, true)
+    };
+    assert!(note("ip") && note("user"));
+    assert!((2..NOTED).all(|_| note("ip")));
+    assert!(!note("ip"));
+    let published = publisher.begin();
+    assert_eq!(published[0].kinds().collect::<Vec<_>>(), ["ip", "user"]);
+    assert!(note("ip"), "its mark is over");
 }

@@ -85,7 +85,7 @@ impl Admission {
                 }
                 Self::Deciding(resolution) => {
                     let resolution = ready!(Pin::new(resolution).poll(cx));
-                    Break(admitted(config, resolution))
+                    Break(admitted(resolution))
                 }
             };
             match next {
@@ -105,7 +105,7 @@ impl Admission {
         let Some(max_wait) = config.max_wait else {
             let mut resolution = config.limiter.decide(check);
             return match resolution.take_ready() {
-                Some(resolution) => Break(admitted(config, resolution)),
+                Some(resolution) => Break(admitted(resolution)),
                 None => Continue(Self::Deciding(resolution)),
             };
         };
@@ -136,10 +136,7 @@ impl Admission {
     }
 }
 
-fn admitted(config: &LayerConfig, resolution: Resolution) -> Admitted {
-    if let Resolution::Decided(decision) = &resolution {
-        config.limiter.count_outcome(decision);
-    }
+fn admitted(resolution: Resolution) -> Admitted {
     match resolution {
         Resolution::Decided(Decision::Denied(denial)) => Err(Rejection::Denied(denial)),
         Resolution::Decided(Decision::Blocked(blocked)) => Err(Rejection::Blocked(blocked)),

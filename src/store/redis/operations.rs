@@ -2,7 +2,7 @@
 
 use std::slice;
 
-use super::{RedisStore, block_index::are_done, inspect::Inspector};
+use super::{RedisStore, block_index::are_done, connection::reconnects, inspect::Inspector};
 #[cfg(doc)]
 use crate::store::redis::deployment;
 use crate::{
@@ -38,7 +38,9 @@ impl Store for RedisStore {
             }
             Operation::Report(reports) => self.add_reports(&reports),
             Operation::Rankings(account) => self.read_rankings(account).map(Reply::Rankings),
-            Operation::Publish(policies) => self.publish_all(policies).map(|()| Reply::Publish),
+            Operation::Publish(policies) => self
+                .publish_all(policies)
+                .map(|()| Reply::Publish(reconnects())),
             of_keys => {
                 let index =
                     Self::index_update(slice::from_ref(&of_keys), |look| self.check_one_slot(look));

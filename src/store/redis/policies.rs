@@ -66,9 +66,12 @@ impl RedisStore {
             let asking = store.clone();
             background::spawn(async move { asking.look_for_evictions(true).await });
             let now_ms = store.now_ms(&Account::Denials).await?;
+            let (replaced, policies): (Vec<_>, Vec<_>) =
+                policies.into_iter().partition(PublishedPolicy::is_replaced);
+            let replaced: Vec<String> = replaced.iter().map(field).collect();
             let (mut over, mut held): (Vec<_>, Vec<_>) = stored
                 .into_iter()
-                .partition(|stored| stored.is_over(now_ms));
+                .partition(|it| it.is_over(now_ms) || replaced.contains(&it.field));
             let mut labels: Vec<_> = held
                 .extract_if(.., |stored| stored.process.is_some())
                 .collect();

@@ -29,10 +29,6 @@ pub(in crate::store::redis) struct Latest<T> {
     /// The start of the attempt, possibly in the future; `None` before the first attempt.
     started: Option<Instant>,
     /// Whether an earlier attempt exists.
-    #[cfg_attr(
-        not(feature = "cluster"),
-        expect(dead_code, reason = "only a cluster asks for it")
-    )]
     pub(in crate::store::redis) is_repeated: bool,
     /// `None` while the attempt is under way.
     pub(in crate::store::redis) outcome: Option<RedisResult<T>>,

@@ -44,7 +44,7 @@ pub(super) use attempt::SharedAttempt;
 pub(super) use client::client;
 #[cfg(feature = "bb8")]
 pub(super) use pool::NO_TIMEOUT;
-pub(super) use reconnecting::{ReconnectingConnection, Reply};
+pub(super) use reconnecting::{ReconnectingConnection, Reply, reconnects};
 #[cfg(feature = "sentinel")]
 pub(super) use sentinel::Sentinels;
 pub(super) use server::BAD_URL;

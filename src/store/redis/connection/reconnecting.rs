@@ -1,7 +1,10 @@
 //! [`ReconnectingConnection`]: a connection that is replaced as soon as the loss is known.
 
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
@@ -22,6 +25,14 @@ const RECONNECT_PAUSE: Duration = Duration::from_millis(25);
 /// From one connection that is replaced since a write was refused to the next: a server may refuse writes for long, and
 /// the reads of others must not wait for a connection after each refusal.
 const REFUSED_PAUSE: Duration = Duration::from_millis(250);
+
+/// How often a connection of this process was made again.
+static RECONNECTS: AtomicU64 = AtomicU64::new(0);
+
+/// Returns how often a connection of this process was made again: a server may have started empty meanwhile.
+pub(in crate::store::redis) fn reconnects() -> u64 {
+    RECONNECTS.load(Relaxed)
+}
 
 /// One connection that callers share.
 ///
@@ -155,6 +166,15 @@ impl ReconnectingConnection {
     }
 
     async fn connect(self: Arc<Self>) -> Outcome {
+        let is_repeated = self.attempt.latest().is_repeated;
+        let outcome = self.connect_once().await;
+        if is_repeated && outcome.is_ok() {
+            RECONNECTS.fetch_add(1, Relaxed);
+        }
+        outcome
+    }
+
+    async fn connect_once(&self) -> Outcome {
         within(CONNECT_TIMEOUT, async {
             let connection = Arc::new(Connection::new(self.source.connect().await?));
             // The system accepts connections for a server that is stopped, so wait for an answer. An error reply is
