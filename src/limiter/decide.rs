@@ -52,6 +52,13 @@ pub(super) enum Ask {
 }
 
 impl Ask {
+    const fn to<'a>(self) -> To<'a> {
+        match self {
+            Self::Try(time) => To::StoreFor(time),
+            Self::Once | Self::Waiting => To::Store,
+        }
+    }
+
     /// Whether another try follows a decision, so that it is not reported.
     pub(super) fn goes_on(self, decision: &Decision) -> bool {
         matches!(self, Self::Try(_)) && is_open(decision)
@@ -181,10 +188,9 @@ impl Limiter {
     pub(super) fn ask(&self, kind: CallKind, mut check: Check, ask: Ask) -> MaybeReady<Resolution> {
         // An empty check needs no store call and raises no event.
         if check.is_empty() {
-            let decision = Decision::new(&check, true, 0, &[]);
-            return MaybeReady::ready(
-                decision.map_or_else(Resolution::Closed, Resolution::Decided),
-            );
+            let admitted = Decision::new(&check, true, 0, &[]);
+            let resolution = admitted.map_or_else(Resolution::Closed, Resolution::Decided);
+            return MaybeReady::ready(resolution);
         }
         let inner = &self.inner;
         if inner.enforces_blocks && kind == CallKind::Check {
@@ -214,13 +220,7 @@ impl Limiter {
         let (caller, memory) = (&inner.caller, To::Local(&inner.fallback.local.store));
         let mut call = match repeated {
             Some(denial) => caller.call(memory, info, |_| StoreFuture::ready(Ok(denial))),
-            None => {
-                let store = match ask {
-                    Ask::Try(time) => To::StoreFor(time),
-                    Ask::Once | Ask::Waiting => To::Store,
-                };
-                caller.call(store, info, begin)
-            }
+            None => caller.call(ask.to(), info, begin),
         };
         if let Some(answer) = call.take_ready() {
             return MaybeReady::ready(self.resolve_call(kind, &check, answer, asked, None));
