@@ -2,7 +2,10 @@
 
 use std::{
     hash::{Hash, Hasher},
-    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    sync::{
+        OnceLock,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
 };
 
 /// How many variants of a policy share its marks: as a shadow or not, and with each failure policy or none.
@@ -18,6 +21,9 @@ pub(crate) struct Marks {
     replaced: AtomicU64,
     /// Until when the last notice before the limit holds.
     noticed_until_ms: AtomicU64,
+    /// The rules as they are sent to Redis.
+    #[cfg(feature = "redis")]
+    pub(crate) encoded: OnceLock<Box<[u8]>>,
 }
 
 /// Returns a number that no limiter had before: even, and above 0.

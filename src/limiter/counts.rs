@@ -35,7 +35,7 @@ const MAX_LABELS: usize = 64;
 /// Longer values are not counted: otherwise clients could choose how much memory denials take.
 const MAX_VALUE: usize = 2_048;
 
-/// The hash of the account, which is 0 for denials, and the begin of the span. Nobody can choose two accounts of one hash.
+/// The hash of the account, which is 0 for denials, and the begin of the span. A client cannot choose two accounts of one hash.
 type TallyId = (u64, u64);
 
 /// The counts of one limiter and its clones.

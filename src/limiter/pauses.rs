@@ -62,7 +62,7 @@ pub(super) struct Pauses {
     changed: Notify,
 }
 
-/// An account that is paused, or whose callers begin after a pause.
+/// An account in a pause, or with callers that begin after a pause.
 #[derive(Debug)]
 struct Account {
     /// The end by the store's clock, and since when it is known; `None` until the store has answered.

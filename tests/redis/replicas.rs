@@ -23,7 +23,7 @@ async fn replicas_share_hashed_identities_only_if_they_share_a_secret() {
             assert_eq!(decision.is_allowed(), admitted, "{kind}");
         }
         assert_eq!(
-            names(&server, "*:api", &kind, hashed),
+            names(&server, "*:api~1", &kind, hashed),
             if hashed { 2 } else { 1 }
         );
     }

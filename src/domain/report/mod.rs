@@ -47,7 +47,7 @@ impl Account {
         }
     }
 
-    /// Returns the rules whose windows count.
+    /// Returns the rules with windows that count.
     fn rules(&self) -> &[Rule] {
         match self {
             Self::Contributors { policy, .. } => slice::from_ref(longest(policy)),

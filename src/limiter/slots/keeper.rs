@@ -192,7 +192,7 @@ impl Keeper {
         }
     }
 
-    /// The holdings of a key whose tick has come, by messages: returns and renewals.
+    /// The holdings of a key at its tick, by messages: returns and renewals.
     fn look(self: &Arc<Self>) -> Option<(Messages, Messages)> {
         let due = self.lock().due(now_ms())?;
         self.lose(&due.lost);

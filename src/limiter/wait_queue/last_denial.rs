@@ -47,7 +47,7 @@ impl LastDenial {
     pub(super) fn decision(&self, check: &Check) -> Decision {
         let denied = Decision::Denied(self.denial.clone());
         let about_it = match self.compares(check, |last, asked| last == asked) {
-            true => denied.about(check), // whose contributors may be others
+            true => denied.about(check), // its contributors may be others
             false => denied.repeated(check, 0),
         };
         about_it.aged(self.at.elapsed())

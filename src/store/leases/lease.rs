@@ -107,7 +107,7 @@ impl LeasedUnits<'_> {
         self.lease.usage.decided_at_ms() + self.age_ms()
     }
 
-    /// The usage under each rule after the charge of the lease, whose units count as used.
+    /// The usage under each rule after the charge of the lease: its units count as used.
     pub(super) fn rules(&self) -> impl Iterator<Item = RuleUsage> {
         let age_ms = self.age_ms();
         let rules = self.lease.usage.rules();

@@ -92,7 +92,7 @@ impl Names {
         name[self.prefix.len() + ":{".len()..name.len() - "}:".len()].to_vec()
     }
 
-    /// Writes a name of an identity with this end: the name of a policy whose keys have no number, such as blocks.
+    /// Writes a name of an identity with this end: the name of a policy without a number, such as blocks.
     pub(super) fn write(&self, name: &mut Vec<u8>, policy: &str, key: &Key) {
         self.write_start(name, key);
         name.extend_from_slice(policy.as_bytes());

@@ -1,6 +1,6 @@
 //! [`Call`]: what the script is called with, as `lua/README.md` describes it.
 
-use std::{ops::Range, slice, sync::LazyLock};
+use std::{ops::Range, ptr, slice, sync::LazyLock};
 
 use redis::{Arg, Cmd, Script};
 use smallvec::SmallVec;
@@ -21,7 +21,11 @@ use crate::{
     store::redis::key_names::Names,
 };
 
-use super::{VERSION, policy::push_policy, push_number};
+use super::{
+    VERSION,
+    policy::{encode, push_policy},
+    push_number,
+};
 
 /// Hashed once.
 static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(source()));
@@ -50,9 +54,6 @@ const BLOCK_UNTIL: u8 = 6;
 const RENEW: u8 = 7;
 const RETURN: u8 = 8;
 const JOINED: u8 = 16;
-
-/// The end of a part without steps and ids.
-const NO_TAIL: [[u8; 0]; 0] = [];
 
 /// Added to the version of the call if the last argument is the time.
 const TIME_FOLLOWS: u8 = 128;
@@ -85,7 +86,7 @@ struct Writer<'a> {
     /// The call sends the periods of the calendar around this time.
     near_ms: u64,
     /// The latest policies, each with the number of its part, from 1: later parts name them.
-    policies: SmallVec<[(u16, &'a [Rule]); 4]>,
+    policies: SmallVec<[(u16, &'a Policy); 4]>,
     /// The start of the names of each identity of a check, which is made once: some values are hashed.
     starts: SmallVec<[(&'a Key, Range<usize>); 4]>,
 }
@@ -195,7 +196,7 @@ impl<'a> Writer<'a> {
             Operation::Return(slots) => self.push_slots(RETURN, slots),
             Operation::Reset { policy, key } => {
                 self.push_charge(policy, key);
-                self.push_task(Head::of(RESET), &[], NO_TAIL);
+                self.push_nothing(Head::of(RESET));
             }
             Operation::Block { key, request } => self.push_block(key, request),
             Operation::Ban {
@@ -214,7 +215,7 @@ impl<'a> Writer<'a> {
 
     /// Writes the start of the names of an identity.
     fn push_start(&mut self, key: &'a Key) {
-        let is_it = |other: &Key| std::ptr::eq(other, key) || other == key;
+        let is_it = |other: &Key| ptr::eq(other, key) || other == key;
         if let Some((_, made)) = self.starts.iter().find(|(other, _)| is_it(other)) {
             return self.bytes.extend_from_within(made.clone());
         }
@@ -260,7 +261,7 @@ impl<'a> Writer<'a> {
                 let charge_at = move |check: &'a Check| &check.all_charges()[first + place];
                 let ids = (0..most_admitted(charge, count))
                     .flat_map(move |check| charge_at(nth(check)).slots());
-                self.push_task(head, charge.policy().rules(), ids.map(SlotId::to_bytes));
+                self.push_task(head, charge.policy(), ids.map(SlotId::to_bytes));
             }
             block_count = 0;
         }
@@ -282,7 +283,7 @@ impl<'a> Writer<'a> {
                 units,
                 ..Head::of(action)
             };
-            self.push_task(head, charge.policy().rules(), steps);
+            self.push_task(head, charge.policy(), steps);
         }
     }
 
@@ -294,12 +295,19 @@ impl<'a> Writer<'a> {
             ..Head::of(action)
         };
         let ids = slots.ids().iter().map(|id| id.to_bytes());
-        self.push_task(head, charge.policy().rules(), ids);
+        self.push_task(head, charge.policy(), ids);
     }
 
     fn push_reset(&mut self, policy: &str, key: &Key) {
         self.push_key(policy, key);
-        self.push_task(Head::of(RESET), &[], NO_TAIL);
+        self.push_nothing(Head::of(RESET));
+    }
+
+    /// A task without a policy.
+    fn push_nothing(&mut self, head: Head) {
+        self.push_head(head);
+        self.bytes.extend([0; 3]);
+        self.end_arg();
     }
 
     fn push_block(&mut self, key: &Key, request: &BlockRequest) {
@@ -326,14 +334,15 @@ impl<'a> Writer<'a> {
     }
 
     /// The block, and the strikes that it needs and, if their count is 0, forgets.
-    fn push_ban(&mut self, key: &Key, strikes: &'a Rule, request: &BlockRequest) {
+    fn push_ban(&mut self, key: &Key, strikes: &Rule, request: &BlockRequest) {
         self.push_block(key, request);
         self.push_key(STRIKES, key);
         self.push_head(Head {
             count: request.keeps_strikes().into(),
             ..Head::of(RESET + JOINED)
         });
-        self.push_policy_once(slice::from_ref(strikes));
+        self.bytes.extend([0; 2]);
+        self.bytes.extend(encode(slice::from_ref(strikes)));
         self.end_arg();
     }
 
@@ -361,11 +370,11 @@ impl<'a> Writer<'a> {
     fn push_task<const SIZE: usize>(
         &mut self,
         head: Head,
-        rules: &'a [Rule],
+        policy: &'a Policy,
         tail: impl IntoIterator<Item = [u8; SIZE]>,
     ) {
         self.push_head(head);
-        self.push_policy_once(rules);
+        self.push_policy_once(policy);
         for bytes in tail {
             self.bytes.extend_from_slice(&bytes);
         }
@@ -373,20 +382,22 @@ impl<'a> Writer<'a> {
     }
 
     /// Sends a policy with this part, or names the earlier part that has an equal one.
-    fn push_policy_once(&mut self, rules: &'a [Rule]) {
+    fn push_policy_once(&mut self, policy: &'a Policy) {
         let mut policies = self.policies.iter();
-        let same = policies.find(|(_, other)| std::ptr::eq(*other, rules) || *other == rules);
+        let rules = policy.rules();
+        let is_same = |other: &Policy| ptr::eq(other.rules(), rules) || other.rules() == rules;
+        let same = policies.find(|(_, other)| is_same(other));
         let earlier = same.map_or(0, |(part, _)| *part); // 0: this part has the policy
         push_number(&mut self.bytes, earlier.into(), 2);
         if earlier > 0 {
             return;
         }
-        push_policy(&mut self.bytes, rules, self.near_ms);
+        push_policy(&mut self.bytes, policy, self.near_ms);
         if let Ok(part) = u16::try_from(self.args.len() + 1) {
             if self.policies.len() == POLICIES {
                 self.policies.remove(0);
             }
-            self.policies.push((part, rules));
+            self.policies.push((part, policy));
         }
     }
 }

@@ -1,13 +1,11 @@
 //! The policy in an argument of the script, as `lua/README.md` describes it.
 
-use smallvec::SmallVec;
-
 use super::{
     VERSION,
     label::{Places, label, mark},
     push_number,
 };
-use crate::domain::{rule::Rule, window::Spec};
+use crate::domain::{policy::Policy, rule::Rule, window::Spec};
 
 /// How far around a time to send the periods of the calendar: the server's clock is hardly further away.
 const AROUND_MS: u64 = 48 * 3_600_000;
@@ -43,36 +41,42 @@ impl Part {
     }
 }
 
-/// Sends the periods of the calendar around a time.
-pub(super) fn push_policy(arg: &mut Vec<u8>, rules: &[Rule], near_ms: u64) {
-    let count = rules.len() as u64; // a policy has at most 16
-    push_number(arg, count, 1);
-    if rules.is_empty() {
-        return;
-    }
-    let parts: SmallVec<[Part; 4]> = rules.iter().map(Part::of).collect();
-    let labels: SmallVec<[_; 4]> = parts.iter().map(|part| part.label).collect();
-    push_number(arg, class(&parts).into(), 1);
-    push_number(arg, mark(&labels), 6);
-    push_number(arg, last_read(rules, parts[0].size), 2);
-    for rule in rules {
-        push_number(arg, rule.limit(), 7);
-    }
-    for part in &parts {
-        // 48 bits for each number of the label, and 32 for the size.
-        let [first, second] = part.label.map(u128::from);
-        let bits = first | second << 48 | u128::from(part.size) << 96;
-        arg.extend_from_slice(&bits.to_le_bytes());
-    }
-    push_number(arg, count, 1);
-    arg.push(VERSION);
-    for calendar in rules.iter().filter_map(Rule::in_calendar) {
+/// Writes a policy, which is encoded once, with the periods of the calendar around a time.
+pub(super) fn push_policy(arg: &mut Vec<u8>, policy: &Policy, near_ms: u64) {
+    let encoded = &policy.marks().encoded;
+    arg.extend_from_slice(encoded.get_or_init(|| encode(policy.rules()).into()));
+    for calendar in policy.rules().iter().filter_map(Rule::in_calendar) {
         let boundaries = calendar.boundaries_ms(near_ms, AROUND_MS);
         push_number(arg, boundaries.len() as u64, 1);
         for boundary in boundaries {
             push_number(arg, boundary, 6);
         }
     }
+}
+
+/// The rules of a policy, without the periods of the calendar.
+pub(super) fn encode(rules: &[Rule]) -> Vec<u8> {
+    if rules.is_empty() {
+        return vec![0];
+    }
+    let parts: Vec<Part> = rules.iter().map(Part::of).collect();
+    let labels: Vec<_> = parts.iter().map(|part| part.label).collect();
+    let mut arg = Vec::new();
+    push_number(&mut arg, rules.len() as u64, 1); // a policy has at most 16
+    push_number(&mut arg, class(&parts).into(), 1);
+    push_number(&mut arg, mark(&labels), 6);
+    push_number(&mut arg, last_read(rules, parts[0].size), 2);
+    for rule in rules {
+        push_number(&mut arg, rule.limit(), 7);
+    }
+    for part in &parts {
+        push_number(&mut arg, part.label[0], 6);
+        push_number(&mut arg, part.label[1], 6);
+        push_number(&mut arg, part.size, 4);
+    }
+    push_number(&mut arg, rules.len() as u64, 1);
+    arg.push(VERSION);
+    arg
 }
 
 fn class(parts: &[Part]) -> u8 {
