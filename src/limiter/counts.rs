@@ -147,6 +147,11 @@ impl Counts {
         !self.tallies().is_empty()
     }
 
+    /// Whether half of the room for denials is used.
+    pub(super) fn fills_up(&self) -> bool {
+        self.tallies().len() >= OF_DENIALS / 2
+    }
+
     /// Notes that the store keeps no denials.
     pub(super) fn switch_denials_off(&self) {
         self.denials_are_off.store(true, Relaxed);

@@ -78,9 +78,20 @@ impl Drop for Reporter {
 
 impl Reports {
     /// Counts the final outcome of a request for the list of denials.
+    ///
+    /// Other processes read a store, so it gets the counts each second. A store of this process gets them when they are
+    /// read, or after some minutes.
     pub(super) fn count(self: &Arc<Self>, decision: &Decision) {
-        if self.counts.deny(decision) {
+        if !self.counts.deny(decision) {
+            return;
+        }
+        if !self.store.is_private() {
             self.ensure_running();
+        } else if self.counts.fills_up() {
+            let reports = Arc::clone(self);
+            self.background.finish(async move {
+                reports.flush().await;
+            });
         }
     }
 

@@ -98,6 +98,12 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         None
     }
 
+    /// Whether only this process can read what the store keeps. By default, the answer of the store that this layer wraps.
+    #[doc(hidden)]
+    fn is_private(&self) -> bool {
+        self.inner().is_some_and(Store::is_private)
+    }
+
     /// Whether the store has several parts that fail independently, so that a failure of one says nothing about the
     /// others. By default, the answer of the store that this layer wraps.
     #[doc(hidden)]
@@ -145,6 +151,10 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     fn inner(&self) -> Option<&dyn Store> {
         (**self).inner()
+    }
+
+    fn is_private(&self) -> bool {
+        (**self).is_private()
     }
 
     fn fails_apart(&self) -> bool {

@@ -155,3 +155,44 @@ fn the_end_of_a_process_waits_no_longer_than_it_is_asked_to() {
         assert!(slot.is_some());
     });
 }
+
+/// The threads of this process that do the work.
+#[cfg(target_os = "linux")]
+fn workers() -> usize {
+    let threads = std::fs::read_dir("/proc/self/task").unwrap();
+    let names = threads.map(|it| std::fs::read_to_string(it.unwrap().path().join("comm")));
+    names
+        .filter(|it| it.as_ref().is_ok_and(|it| it.trim() == "sluicegate"))
+        .count()
+}
+
+/// In a process of its own, since other tests start the thread.
+#[cfg(target_os = "linux")]
+#[test]
+fn denials_over_a_memory_store_start_no_thread_and_are_counted() {
+    const CHILD: &str = "SLUICEGATE_ALONE";
+    if std::env::var_os(CHILD).is_none() {
+        let name = "background::denials_over_a_memory_store_start_no_thread_and_are_counted";
+        let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
+        let alone = alone.args(["--exact", name]).env(CHILD, "1").output();
+        let alone = alone.unwrap();
+        assert!(
+            alone.status.success(),
+            "{}",
+            String::from_utf8_lossy(&alone.stdout)
+        );
+        return;
+    }
+    runtime().block_on(async {
+        let (store, clock) = memory();
+        let limiter = limiter(store);
+        for _ in 0..20 {
+            let check = limiter.check([charge(&policy("p", "0/1s"), "alice", 1)]);
+            assert!(is_denied(&check.await.unwrap()));
+            clock.advance(MINUTE);
+        }
+        assert_eq!(workers(), 0);
+        let denials = limiter.denials().await.unwrap();
+        assert_eq!(denials[0].last_hour(), 20);
+    });
+}

@@ -223,6 +223,10 @@ impl Store for MemoryStore {
     fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
         StoreFuture::ready(self.inner.execute(&operation))
     }
+
+    fn is_private(&self) -> bool {
+        true
+    }
 }
 
 impl Default for MemoryStore {
