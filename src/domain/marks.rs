@@ -2,10 +2,7 @@
 
 use std::{
     hash::{Hash, Hasher},
-    sync::{
-        OnceLock,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
 };
 
 /// How many variants of a policy share its marks: as a shadow or not, and with each failure policy or none.
@@ -23,7 +20,7 @@ pub(crate) struct Marks {
     noticed_until_ms: AtomicU64,
     /// The rules as they are sent to Redis.
     #[cfg(feature = "redis")]
-    pub(crate) encoded: OnceLock<Box<[u8]>>,
+    pub(crate) encoded: std::sync::OnceLock<Box<[u8]>>,
 }
 
 /// Returns a number that no limiter had before: even, and above 0.

@@ -102,8 +102,9 @@ impl Settlement {
         }
     }
 
-    /// Returns the end of the step or period from which a lower cost takes units, in ms of the store's clock. Of a
-    /// bucket, it returns the time from which the refill is subtracted from what is taken: never if it is later than now.
+    /// Returns the end of the step or period from which a lower cost takes units, in ms of the store's clock. For a
+    /// bucket, it returns the time of the check if the units are [taken back](Self::taking_back): the refill since then is
+    /// subtracted from them. Otherwise it returns a time that never comes, so that nothing is subtracted.
     #[must_use]
     pub fn end_ms(&self, usage: &RuleUsage) -> u64 {
         match usage.rule().refill() {

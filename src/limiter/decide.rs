@@ -99,8 +99,8 @@ fn pays(check: &Check) -> bool {
     check.all_charges().iter().any(|charge| charge.cost() > 0)
 }
 
-/// The caller leaves before the answer. It keeps the charge, or nobody would be limited who hangs up, unless its layer
-/// refunds that.
+/// The caller leaves before the answer. It keeps the charge unless its layer refunds that: otherwise clients would pass
+/// the limit by hanging up.
 impl Drop for Deciding {
     fn drop(&mut self) {
         let Some(Asked { mut slots, .. }) = self.asked.take() else {

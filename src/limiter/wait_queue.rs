@@ -201,7 +201,7 @@ impl Waiter<'_> {
         let rest = deadline.saturating_duration_since(Instant::now());
         let mut end = pin!(LazySleep::new(rest));
         loop {
-            let mut denied = pin!(queue.denied.notified()); // listens from before the look at the line on
+            let mut denied = pin!(queue.denied.notified()); // listens from before the look at the denial on
             let mut paused = pin!(self.pauses().next_change()); // the same
             let known = queue.denial(&ticket.check);
             if let Some(last) = known.filter(|last| last.until > deadline) {

@@ -134,6 +134,19 @@ async fn a_value_that_cannot_be_read_is_told_and_the_others_are_shown() {
 }
 
 #[tokio::test]
+async fn counts_of_another_form_are_named_and_the_others_are_shown() {
+    let site = Site::start().await;
+    site.charge("login", "alice", 1).await;
+    let () = site.server.run("SET sluicegate:{user=alice}:api~2 x");
+    let said = site.json("inspect user=alice", 0);
+    let all = said["policies"].as_array().unwrap();
+    let errors = all.iter().filter_map(|it| it["error"].as_str());
+    let errors: Vec<_> = errors.collect();
+    says!(errors.concat() => "counts of the stored form 2");
+    assert!(all.iter().any(|it| it["rules"][0]["used"] == 1), "{said}");
+}
+
+#[tokio::test]
 async fn a_secret_is_read_from_stdin_and_shown_as_its_hash() {
     let site = Site::start().await;
     let key = sluicegate::Header::new("x-api-key").key("s3cret");

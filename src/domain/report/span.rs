@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fixed_window_begins_anew() {
+    fn a_fixed_window_begins_again() {
         assert_eq!(starts("9/1m@fixed", 600_000), [600_000]);
         assert_eq!(
             starts("9/1m@fixed", 659_999),

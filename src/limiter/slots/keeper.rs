@@ -97,7 +97,7 @@ struct Ended {
 /// observers are foreign code.
 type Removed = (Entry, Option<Subject>, Option<(Subject, Group)>);
 
-/// The work of a tick. What has no answer yet is asked again.
+/// The work of a tick: messages without an answer yet are sent again.
 #[derive(Default)]
 struct Due {
     returns: Vec<Arc<Holding>>,
@@ -298,7 +298,7 @@ impl Entries {
 }
 
 impl Group {
-    /// What is to be done now, and when to look again.
+    /// The work to do now, and when to look again.
     fn due(&mut self, one: &Holding, now_ms: u64) -> (Due, u64) {
         let (mut due, mut least_ms) = (Due::default(), u64::MAX);
         for Entry { holding, ended } in self.all.values() {

@@ -272,8 +272,8 @@ impl WaitQueue {
         if self.was_given_since(given_back) {
             return last;
         }
-        let forecast = (!last.is_by_slots()).then(|| last.clone());
-        let before = mem::replace(&mut *known, forecast);
+        let kept = (!last.is_by_slots()).then(|| last.clone());
+        let before = mem::replace(&mut *known, kept);
         drop(known);
         if !last.is_by_slots() && !before.is_some_and(|before| before.says_the_same_as(&last)) {
             self.denied.notify_waiters();

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use crate::{bounded::Sets, domain::key::Key};
 
-/// Pauses that double. Of more accounts, each pause is the first.
+/// How many accounts have pauses that double. With more, an account begins again with the first pause.
 const MAX_KNOWN: usize = 10_000;
 
 #[derive(Clone, Debug)]

@@ -43,7 +43,7 @@ const SLACK_MS: u64 = 3_600_000;
 /// How long the index may hold up a call: half of the default timeout of limiters.
 const PATIENCE: Duration = Duration::from_millis(50);
 
-/// What the operations of a call change in the index.
+/// The changes of the index by the operations of a call.
 pub(super) struct IndexUpdate {
     operations: Vec<Operation>,
     /// A look that says the server's time, by which blocks end; `None` if no operation blocks. A wrong date of this

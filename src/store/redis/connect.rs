@@ -169,7 +169,7 @@ async fn greeted(store: RedisStore) -> Result<RedisStore, StoreError> {
     let end = Instant::now() + GREETING_TIMEOUT;
     let greeting = within(GREETING_TIMEOUT, store.transports.ping()).await;
     greeting.map_err(|error| store_error(&error))?;
-    let _ = timeout_at(end, store.look_for_evictions(false)).await; // nobody sends calls yet
+    let _ = timeout_at(end, store.look_for_evictions(false)).await; // no caller has the store yet
     Ok(store)
 }
 

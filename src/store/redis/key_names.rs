@@ -200,6 +200,7 @@ impl Names {
     }
 
     /// The name of the key that keeps the counts or the slots of a charge.
+    #[cfg(feature = "bb8")]
     pub(super) fn of_charge(&self, policy: &Policy, key: &Key) -> Vec<u8> {
         let mut name = Vec::new();
         self.write_charge(&mut name, policy, key);

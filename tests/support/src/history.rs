@@ -80,7 +80,7 @@ pub enum Part {
 #[derive(Clone, Copy, Debug)]
 pub enum Spoiled {
     WrongType,
-    OtherVersion,
+    Unreadable,
     Garbage,
 }
 
@@ -295,7 +295,7 @@ pub fn calls_of_all_kinds() -> impl Strategy<Value = History> {
 pub fn spoiled_calls() -> impl Strategy<Value = History> {
     let kinds = prop_oneof![
         Just(Spoiled::WrongType),
-        Just(Spoiled::OtherVersion),
+        Just(Spoiled::Unreadable),
         Just(Spoiled::Garbage)
     ];
     let spoil = (0..3_usize, 0..3_usize, kinds);

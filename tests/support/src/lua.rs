@@ -295,7 +295,7 @@ impl LuaServer {
         let name = format!("sluicegate:{{{}={value}}}:{policy}~1", key.kind());
         let spoiled: Option<&[u8]> = match spoiled {
             Spoiled::WrongType => None,
-            Spoiled::OtherVersion => Some(b"of another version\x02"),
+            Spoiled::Unreadable => Some(b"of another version\x02"),
             Spoiled::Garbage => Some(b"\x03 is not so long\x01"),
         };
         self.put(&name, spoiled);

@@ -57,13 +57,13 @@ pub(super) struct Snapshot<'a> {
     now_ms: u64,
     /// The names of the keys, in order.
     keys: &'a [Vec<u8>],
-    /// What each key holds, or the reason why it cannot be used.
+    /// The contents of each key, or the reason why it cannot be used.
     stored: Vec<Result<Stored, StoreError>>,
     /// The place of the key of each cell of the operation under way.
     cells: Vec<usize>,
 }
 
-/// What a key holds: a block, counts or slots.
+/// The contents of a key: a block, counts or slots.
 struct Stored {
     block: Option<HeldBlock>,
     counts: Counts,

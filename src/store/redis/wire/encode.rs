@@ -66,7 +66,7 @@ pub(in crate::store::redis) struct Call {
     first_key: Option<Range<usize>>,
 }
 
-/// Where strings stand in the bytes of a call. Most calls have few.
+/// The places of strings in the bytes of a call. Most calls have few.
 type Places = SmallVec<[Range<usize>; 4]>;
 
 /// Writes a call: its keys, and what to do with each.
@@ -74,7 +74,7 @@ struct Writer<'a> {
     names: &'a Names,
     /// The strings below, in the order in which they were written.
     bytes: Vec<u8>,
-    /// Where the string under way begins.
+    /// The begin of the string under way.
     begun: usize,
     keys: Places,
     /// Keys that are only looked at, behind the others.
@@ -424,7 +424,7 @@ impl Head {
     }
 }
 
-/// How many of `count` checks with this charge can be admitted if nobody holds a slot; 0 if it takes none.
+/// How many of `count` checks with this charge can be admitted while no slot is held; 0 if it takes none.
 fn most_admitted(charge: &Charge, count: u16) -> u16 {
     let rule = charge.policy().rules().first();
     let limit = rule.map_or(0, |rule| {
