@@ -218,7 +218,8 @@ fn add_keys(
     }
 }
 
-/// The keys with a stored value for an identity, sorted by policy. This scans all keys.
+/// The keys with a stored value for an identity, sorted by policy. This scans all keys. Those of another stored form are
+/// left out, with a warning: other versions read and reset them.
 async fn found(inspector: &Inspector, key: &Key) -> Result<Vec<StoredName>> {
     let mut names = Vec::new();
     let scan = Scan::new(inspector, DEFAULT_LOAD).await?;
@@ -230,5 +231,16 @@ async fn found(inspector: &Inspector, key: &Key) -> Result<Vec<StoredName>> {
     let order = |name: &StoredName| (name.policy().to_owned(), name.slots_expire_after_ms());
     names.sort_unstable_by_key(order);
     names.dedup();
+    let own = inspector.name(key, "p").form();
+    let (names, others): (Vec<_>, Vec<_>) = names
+        .into_iter()
+        .partition(|name| name.form().is_none() || name.form() == own);
+    if let Some(other) = others.first() {
+        warn(format!(
+            "counts of another stored form are left out, which another version of this crate keeps: {} has form {}",
+            other.policy(),
+            other.form().unwrap_or_default(),
+        ));
+    }
     Ok(names)
 }

@@ -78,11 +78,18 @@ impl LateCheck {
         limiter.events().report_safely(|| Event::LateAnswer);
         let parts = match cost.await.unwrap_or(LateCost::Nothing) {
             LateCost::AsCharged => return,
-            LateCost::Nothing => Limiter::changed_parts(&usage, |_| 0),
+            LateCost::Nothing => back(&usage),
             LateCost::Of(costs) => parts(&usage, &costs),
         };
-        limiter.take_back(parts).await;
+        let each = limiter.inner.caller.timeout();
+        limiter.settle_patiently(parts, each, SETTLING).await;
     }
+}
+
+/// The settlements of an admission that is not served.
+fn back(usage: &Usage) -> Vec<Settlement> {
+    let parts = Limiter::changed_parts(usage, |_| 0).into_iter();
+    parts.map(Settlement::taking_back).collect()
 }
 
 /// The settlements at these costs of the charges that count, and then of the shadows.
@@ -130,13 +137,10 @@ impl Limiter {
     /// Refunds an admission that is not served, and returns its slots.
     pub(super) fn undo(&self, usage: &Usage) {
         drop(self.hold_usage(usage));
-        let (limiter, parts) = (self.clone(), Self::changed_parts(usage, |_| 0));
-        self.in_background(async move { limiter.take_back(parts).await });
-    }
-
-    async fn take_back(&self, parts: Vec<Settlement>) {
-        let parts = parts.into_iter().map(Settlement::taking_back).collect();
-        let each = self.inner.caller.timeout();
-        self.settle_patiently(parts, each, SETTLING).await;
+        let (limiter, parts) = (self.clone(), back(usage));
+        self.in_background(async move {
+            let each = limiter.inner.caller.timeout();
+            limiter.settle_patiently(parts, each, SETTLING).await;
+        });
     }
 }

@@ -295,7 +295,11 @@ impl Pauses {
         let (now, knew) = (Instant::now(), |since| since <= asked);
         let is_ended = |it: &Account| now < it.ends && it.stored.is_some_and(|it| knew(it.1));
         if self.any(check, is_ended) {
-            check.deniable_keys().for_each(|key| self.forget(key));
+            let ended = |key: &&Key| self.lock().get(*key).is_some_and(&is_ended);
+            check
+                .deniable_keys()
+                .filter(ended)
+                .for_each(|key| self.forget(key));
         }
     }
 

@@ -102,6 +102,8 @@ struct Noted {
     is_sent: bool,
     /// The number of the limiter at the last use.
     number: u64,
+    /// Whether the last publication took the policy back, since a reload has replaced it.
+    is_over: bool,
 }
 
 impl Known {
@@ -157,15 +159,17 @@ impl Known {
         }
     }
 
-    /// Takes the policies that a reload replaced after their last use.
-    fn take_replaced(&mut self) -> Vec<PublishedPolicy> {
-        let is_over = |policy: &Policy, noted: &mut Noted| {
-            let number = noted.number;
-            policy.marks().is_replaced_after(number)
-        };
-        let over = self.policies.extract_if(is_over);
-        let over = over.filter_map(|(_, noted)| noted.published);
-        over.map(PublishedPolicy::replaced).collect()
+    /// The policies that a reload replaced after their last use.
+    fn replaced(&mut self) -> Vec<PublishedPolicy> {
+        let mut replaced = Vec::new();
+        for (policy, noted) in &mut self.policies {
+            noted.is_over = policy.marks().is_replaced_after(noted.number);
+            if noted.is_over {
+                noted.uses = 0;
+                replaced.extend(noted.published.clone().map(PublishedPolicy::replaced));
+            }
+        }
+        replaced
     }
 }
 
@@ -249,6 +253,7 @@ impl Publisher {
         let mut known = self.lock();
         known.due_in = known.due_in.saturating_sub(1);
         if known.reconnects.is_some() && reconnects.is_some_and(|it| known.reconnects != Some(it)) {
+            known.reconnects = reconnects;
             known.repeat();
         }
         known.due_in == 0
@@ -292,7 +297,7 @@ impl Publisher {
     fn begin(&self) -> Vec<PublishedPolicy> {
         let mut known = self.lock();
         known.due_in = jitter::around(REFRESH).as_secs();
-        let replaced = known.take_replaced();
+        let replaced = known.replaced();
         let mut used = Vec::new();
         for noted in known.policies.values_mut() {
             noted.is_sent = mem::take(&mut noted.uses) > 0;
@@ -316,9 +321,11 @@ impl Publisher {
         let mut known = self.lock();
         if published.is_some() {
             (known.retry_in, known.reconnects) = (RETRY, published);
+            known.policies.retain(|_, noted| !noted.is_over);
             return;
         }
-        for noted in known.policies.values_mut().filter(|it| it.is_sent) {
+        let failed = known.policies.values_mut();
+        for noted in failed.filter(|it| it.is_sent || it.is_over) {
             noted.uses = noted.uses.max(1);
         }
         known.due_in = known.due_in.min(known.retry_in);

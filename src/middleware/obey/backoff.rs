@@ -37,18 +37,19 @@ impl Backoff {
 
     /// How long a refusal without a time pauses. `None` if the request left before the last of them: all requests of one
     /// burst are refused, and count once.
-    pub(super) fn next(&self, key: &Key, left: Instant) -> Option<Duration> {
-        let (now, mut length) = (Instant::now(), None);
+    /// No pause is longer than `max`.
+    pub(super) fn next(&self, key: &Key, left: Instant, max: Duration) -> Option<Duration> {
+        let (now, most, mut length) = (Instant::now(), self.most.min(max), None);
         self.update(key, |known| {
             if known.is_some_and(|it| left <= it.last) {
                 return None;
             }
             let times = known.map_or(0, |it| it.times);
             let factor = 1u32.checked_shl(times).unwrap_or(u32::MAX);
-            let next = self.first.saturating_mul(factor).min(self.most);
+            let next = self.first.saturating_mul(factor).min(most);
             length = Some(next);
             Some(Doubled {
-                times: times + u32::from(next < self.most),
+                times: times + u32::from(next < most),
                 last: now,
                 ends: now + next,
             })

@@ -135,7 +135,7 @@ fn pause(shared: &Shared, sent: &Sent, notice: &Notice) -> Option<Pausing> {
     let calls = sent.accounts.iter().filter_map(|key| {
         let length = match notice.wait {
             Some(wait) => wait,
-            None => backoff.next(key, sent.left)?,
+            None => backoff.next(key, sent.left, shared.max_pause)?,
         };
         let length = length.min(shared.max_pause);
         backoff.paused(key, length);

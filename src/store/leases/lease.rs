@@ -81,8 +81,7 @@ impl Lease {
         if unspent == 0 {
             return None;
         }
-        let settlement = Settlement::new(&self.usage, |_| self.units - unspent).ok()?;
-        Some(settlement.taking_back())
+        Settlement::new(&self.usage, |_| self.units - unspent).ok()
     }
 
     /// Takes this number of units, all or none. Read the clock after you found the lease.

@@ -263,7 +263,9 @@ const TOO_LATE: StoreError =
 
 /// Reads the reply about a key of counts or slots.
 fn stored_at(name: &StoredName, value: RedisResult<Value>) -> Result<StoredResult, StoreError> {
-    if let Some(form) = name.form().filter(|form| *form != VERSION) {
+    if let (Some(form), Ok(Value::BulkString(_))) = (name.form(), &value)
+        && form != VERSION
+    {
         return Ok(Err(UnreadableValue::OtherForm(form)));
     }
     let Some(window_ms) = name.slots_expire_after_ms() else {

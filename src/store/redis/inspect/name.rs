@@ -21,7 +21,10 @@ pub struct StoredName {
 impl StoredName {
     /// The key of the counts under the policy of this name, or of the block or strikes.
     pub(super) fn write(names: &Names, key: &Key, policy: &str) -> Self {
-        Self::with_end(names, key, |name| names.write_counts(name, policy))
+        Self::with_end(names, key, |name| match policy.contains('@') {
+            true => name.extend_from_slice(policy.as_bytes()), // of slots
+            false => names.write_counts(name, policy),
+        })
     }
 
     fn with_end(names: &Names, key: &Key, write_end: impl FnOnce(&mut Vec<u8>)) -> Self {
