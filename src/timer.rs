@@ -46,11 +46,6 @@ impl LazySleep {
             sleep: None,
         }
     }
-
-    /// The end, once it was polled.
-    pub(crate) fn deadline(&self) -> Option<Instant> {
-        self.sleep.as_ref().map(Sleep::deadline)
-    }
 }
 
 impl Future for LazySleep {

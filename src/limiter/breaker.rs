@@ -8,10 +8,9 @@
 //!             a probe is answered
 //! ```
 //!
-//! At most one failure counts in each half of the timeout, so that a thousand callers of one dead call are one failure,
-//! and each answer sets the count to zero. A timeout is no failure if the store has answered another call since this one
-//! began, or if the process noticed it late: then the call was still queued, or an answer waits to be read. So a breaker
-//! opens only after two timeouts without any answer. An error that the server has answered is an answer.
+//! The breaker counts waits that were lost: at most one in each half of the timeout, so that a thousand callers of one dead
+//! call are one failure. Each answer sets the count to zero, also an error that the server has answered. So a breaker opens
+//! only after two timeouts without any answer.
 //!
 //! The breaker is part of the limiter and no wrapper around a store: most failures of a hanging store are timeouts, and
 //! the limiter owns the timeout. A store only sees dropped futures, which also come from clients that disconnect.
@@ -49,8 +48,6 @@ const FAILURES: u32 = 5;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Permit {
     switches: u32,
-    /// The count of answers when the wait began, for a call that has to wait.
-    answers: Option<u32>,
 }
 
 /// The observer to notify of a switch; `None` if the clone that opened the breaker has none.
@@ -65,9 +62,6 @@ pub(crate) struct Breaker {
     switches: AtomicU32,
     /// Counted failures in a row while closed.
     failures: AtomicU32,
-    /// How many answers were counted, at most one in a round trip: only a call that began after the last counted answer
-    /// adds one.
-    answers: AtomicU32,
     /// When the next failure counts, in microseconds since `born`.
     count_at: AtomicU64,
     /// When the next probe may go, in microseconds since `born`.
@@ -84,7 +78,6 @@ impl Breaker {
             interval,
             switches: AtomicU32::new(0),
             failures: AtomicU32::new(0),
-            answers: AtomicU32::new(0),
             count_at: AtomicU64::new(0),
             probe_at: AtomicU64::new(0),
             observer: Mutex::default(),
@@ -101,18 +94,7 @@ impl Breaker {
     /// A probe may never be answered, since its client may disconnect. The next probe goes out when due.
     pub(crate) fn permit(&self) -> Option<Permit> {
         let switches = self.switches.load(Acquire);
-        (!is_open(switches) || self.takes_probe()).then_some(Permit {
-            switches,
-            answers: None,
-        })
-    }
-
-    /// The permit of a call that starts to wait now.
-    pub(crate) fn begin_wait(&self, permit: Permit) -> Permit {
-        Permit {
-            answers: Some(self.answers.load(Relaxed)),
-            ..permit
-        }
+        (!is_open(switches) || self.takes_probe()).then_some(Permit { switches })
     }
 
     /// Notes how a call has ended, and notifies the observer of a switch. At most one failure counts in each half of
@@ -126,24 +108,11 @@ impl Breaker {
     ) {
         match error.filter(|error| is_failure(error.kind())) {
             None => self.answered(permit),
-            Some(error) if self.is_alive(permit, error) => {}
             Some(error) => self.failed(permit, error, timeout, observer),
         }
     }
 
-    /// Whether the store has answered other calls while this one timed out: then this process is late, or the call was
-    /// still queued.
-    fn is_alive(&self, permit: Permit, error: &StoreError) -> bool {
-        let answers = self.answers.load(Relaxed);
-        error.kind() == StoreErrorKind::Timeout
-            && permit.answers.is_some_and(|before| before != answers)
-    }
-
-    fn answered(&self, Permit { switches, answers }: Permit) {
-        // Written once by all calls that wait at the same time, not by every answer.
-        if answers == Some(self.answers.load(Relaxed)) {
-            self.answers.fetch_add(1, Relaxed);
-        }
+    fn answered(&self, Permit { switches }: Permit) {
         if self.failures.load(Relaxed) != 0 {
             self.failures.store(0, Relaxed);
         }
@@ -157,7 +126,7 @@ impl Breaker {
     #[cold]
     fn failed(
         &self,
-        Permit { switches, .. }: Permit,
+        Permit { switches }: Permit,
         error: &StoreError,
         timeout: Duration,
         observer: &SwitchObserver,

@@ -13,7 +13,7 @@ use super::{
     breaker::{Breaker, DEFAULT_INTERVAL, Permit},
     events::Events,
     jitter,
-    timeout::{DEFAULT_TIMEOUT, FOR_EVER, is_noticed_late},
+    timeout::{DEFAULT_TIMEOUT, FOR_EVER},
 };
 use crate::{
     background::is_first_look,
@@ -145,7 +145,7 @@ impl Caller {
         answer.set_timeout(timeout);
         Calling::Waits(Call {
             caller: Arc::clone(self),
-            permit: permit.map(|permit| self.breaker.begin_wait(permit)),
+            permit,
             answer,
             timeout,
             has_panicked: false,
@@ -286,11 +286,7 @@ impl<T: StoreAnswer> Call<T> {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Answer<T>> {
         let answer = &mut self.answer;
         let result = match in_scope(&mut self.scope, || Pin::new(&mut *answer).poll(cx)) {
-            Poll::Ready(result) => {
-                let deadline = answer.deadline();
-                self.forgive(deadline);
-                result
-            }
+            Poll::Ready(result) => result,
             Poll::Pending if answer.is_timed() && !self.has_moved => {
                 self.has_moved = is_first_look();
                 return Poll::Pending;
@@ -304,8 +300,6 @@ impl<T: StoreAnswer> Call<T> {
                 if timer.as_mut().poll(cx).is_pending() {
                     return Poll::Pending;
                 }
-                let deadline = timer.deadline();
-                self.forgive(deadline);
                 let answer = &mut self.answer;
                 let is_unsent = in_scope(&mut self.scope, || answer.is_never_sent());
                 Err(TIMED_OUT.unsent_if(is_unsent))
@@ -313,13 +307,6 @@ impl<T: StoreAnswer> Call<T> {
         };
         let timing = self.caller.note(&result, self.permit.take(), self.start);
         Poll::Ready(Answer { result, timing })
-    }
-
-    /// A process too busy to notice a deadline that has passed may have missed an answer as well: that is no failure.
-    fn forgive(&mut self, passed: Option<Instant>) {
-        if passed.is_some_and(|deadline| is_noticed_late(deadline, self.timeout)) {
-            self.permit = None;
-        }
     }
 }
 
