@@ -29,7 +29,7 @@ fn limiter(store: RedisStore) -> Limiter {
 
 /// A limiter for requests that have to wait for another request.
 fn patient(store: &RedisStore) -> Limiter {
-    Limiter::new(store.clone()).timeout(SOON)
+    support::limiter(store.clone()).timeout(SOON)
 }
 
 /// Charges eight units, of which each finds those before it.
