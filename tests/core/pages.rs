@@ -1,6 +1,6 @@
 //! Numbers on a page are true: the lines of each service in the guide to limits by the body.
 
-use std::fs;
+use std::{fs, process::Command};
 
 fn read(path: &str) -> String {
     fs::read_to_string(support::root().join(path)).unwrap()
@@ -45,4 +45,43 @@ fn a_gateway_to_a_language_model_takes_at_most_120_lines_and_no_drop_of_its_own(
     let page = read("docs/guide/bodies.md");
     assert!(lines_of_example("gateway", &page) <= 120);
     assert!(!read("examples/language_model.rs").contains("Drop"));
+}
+
+/// The output of git; `None` without git, or without the whole history.
+fn git(arguments: &[&str]) -> Option<String> {
+    let mut git = Command::new("git");
+    let output = git.current_dir(support::root()).args(arguments).output();
+    let output = output.ok().filter(|it| it.status.success())?;
+    Some(String::from_utf8(output.stdout).unwrap().trim().to_owned())
+}
+
+#[test]
+fn the_figures_of_a_decision_in_redis_are_not_older_than_the_script() {
+    let page = read("benches/README.md");
+    let (_, below) = page.split_once("`cargo bench --bench script`, ").unwrap();
+    let (date, figures) = below.split_once(".\n\n- Three rules take ").unwrap();
+    let (micros, figures) = figures.split_once(" of server time").unwrap();
+    let (of_hashes, _) = figures
+        .split_once(" of a layout with a hash field")
+        .unwrap();
+    let of_hashes = of_hashes.rsplit(' ').next().unwrap();
+    let page = read("README.md").replace("\n  ", " ");
+    let claim = format!("Three rules take Redis {micros}: {of_hashes} of a layout with hashes");
+    assert!(page.contains(&claim), "README.md says: {claim}");
+    if git(&["rev-parse", "--is-shallow-repository"]).as_deref() != Some("false") {
+        return;
+    }
+    let changed = git(&[
+        "log",
+        "-1",
+        "--format=%cs",
+        "--",
+        "lua/*.lua",
+        "lua/**/*.lua",
+    ])
+    .unwrap();
+    assert!(
+        *date >= *changed,
+        "the figures are of {date}, and the script has changed on {changed}: run cargo bench --bench script"
+    );
 }
