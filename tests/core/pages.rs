@@ -74,7 +74,7 @@ fn the_figures_of_a_decision_in_redis_are_not_older_than_the_script() {
     let changed = git(&[
         "log",
         "-1",
-        "--format=%cs",
+        "--format=%as",
         "--",
         "lua/*.lua",
         "lua/**/*.lua",
