@@ -41,7 +41,7 @@ const MOST_LATE: usize = MOST_COUNTED / 4 * 3;
 /// The most living jobs of the others.
 const MOST_OTHERS: usize = 1_024;
 
-/// Where the work of a [`Limiter`](crate::Limiter) is done that no request waits for: see
+/// The place of the work of a [`Limiter`](crate::Limiter) that no request waits for: see
 /// [`Limiter::background`](crate::Limiter::background).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Background {

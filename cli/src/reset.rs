@@ -80,8 +80,8 @@ fn joined(warnings: [&str; 3]) -> Option<String> {
     (!warnings.is_empty()).then(|| warnings.join(" "))
 }
 
-/// A policy whose reset deletes the same. Counts belong to the name of a policy, and slots to the expiry as well: the rest
-/// does not matter.
+/// Returns a policy to reset in place of the stored one, with the same effect. Counts belong to the name of a policy, and
+/// slots to the expiry as well: the rest does not matter.
 fn like(stored: &PolicyReport) -> Result<Policy> {
     let rule = match stored.slots_expire_after_ms {
         Some(ms) => Rule::concurrent(1).expires_after(Duration::from_millis(ms)),

@@ -26,7 +26,7 @@ use crate::domain::{
 /// How many tallies there are in one second. Units of further accounts are not counted.
 const MAX_TALLIES: usize = 1_024;
 
-/// So many of them are for denials alone.
+/// The tallies that are kept free for denials.
 const OF_DENIALS: usize = 16;
 
 /// How many labels a tally has.
@@ -209,8 +209,8 @@ impl Tally {
         })
     }
 
-    /// The place of the label with the fewest units. Of equals, it is the next in turn, so that one which comes again
-    /// soon has time to grow.
+    /// The place of the label with the fewest units. Among equals, the next in turn is replaced, so that a new label
+    /// has time to grow.
     fn smallest(&self) -> usize {
         let size = |place: &usize| self.labels[*place].1.unsigned_abs();
         let places = (self.next..MAX_LABELS).chain(0..self.next);

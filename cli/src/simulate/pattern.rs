@@ -1,6 +1,6 @@
 //! [`Pattern`]: the format of a line of text, compiled from a string with the `$names` of fields.
 //!
-//! Servers escape quotes and tabs in values, so nobody can write the end of a quoted field. Between two quotes, one field
+//! Servers escape quotes and tabs in values, so a client cannot write the end of a quoted field. Between two quotes, one field
 //! may have any bytes: all others have no blanks, and a line is read in one way only.
 
 use regex::bytes::{Regex, RegexBuilder};

@@ -125,7 +125,7 @@ impl Mapping {
         &self.fields[field].0
     }
 
-    /// Forgets what the values look like.
+    /// Forgets the signs of the values so far.
     pub(super) fn forget(&mut self) {
         self.signs.fill_with(Sign::default);
     }

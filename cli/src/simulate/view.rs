@@ -9,7 +9,7 @@ use super::record::{Place, Record};
 use super::stamp;
 use super::stamp::{Clock, Stamp};
 
-/// The roles of times, and what they mean.
+/// The roles of times, and their meanings.
 const TIMES: [(&str, &str); 5] = [
     ("begin", "when a request came"),
     ("end", "when a request ended"),
