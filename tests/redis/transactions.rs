@@ -571,7 +571,7 @@ const READ_ONLY: [&str; 2] = ["REPLICAOF 127.0.0.1 1", "REPLICAOF NO ONE"];
 const FULL: [&str; 2] = ["CONFIG SET maxmemory 1", "CONFIG SET maxmemory 0"];
 
 /// With the script as with transactions.
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_settlement_that_has_certainly_changed_nothing_can_be_made_again() {
     let server = Server::start();
     let policy = api("10/1d");
