@@ -1,6 +1,6 @@
 //! Work that no request waits for is done in a thread of the process, whatever becomes of the runtimes of callers.
 
-use support::{prelude::*, runtime, scripted::unavailable};
+use support::{prelude::*, runtime, scripted::unavailable, trace::traced_here};
 use tokio::{runtime::Builder, sync::Notify};
 
 fn alice() -> Key {
@@ -166,21 +166,36 @@ fn workers() -> usize {
         .count()
 }
 
-/// In a process of its own, since other tests start the thread.
+/// Runs the test of this name in a process of its own, since other tests start the thread. Returns whether this is it.
+fn is_alone(name: &str, set: &[(&str, &str)]) -> bool {
+    const CHILD: &str = "SLUICEGATE_ALONE";
+    if std::env::var_os(CHILD).is_some() {
+        return true;
+    }
+    let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
+    alone.args([
+        "--exact",
+        &format!("background::{name}"),
+        "--test-threads",
+        "1",
+    ]);
+    let alone = alone.env(CHILD, "1").envs(set.iter().copied()).output();
+    let alone = alone.unwrap();
+    let output = String::from_utf8_lossy(&alone.stdout);
+    assert!(
+        alone.status.success() && output.contains("1 passed"),
+        "{output}"
+    );
+    false
+}
+
 #[cfg(target_os = "linux")]
 #[test]
 fn denials_over_a_memory_store_start_no_thread_and_are_counted() {
-    const CHILD: &str = "SLUICEGATE_ALONE";
-    if std::env::var_os(CHILD).is_none() {
-        let name = "background::denials_over_a_memory_store_start_no_thread_and_are_counted";
-        let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
-        let alone = alone.args(["--exact", name]).env(CHILD, "1").output();
-        let alone = alone.unwrap();
-        assert!(
-            alone.status.success(),
-            "{}",
-            String::from_utf8_lossy(&alone.stdout)
-        );
+    if !is_alone(
+        "denials_over_a_memory_store_start_no_thread_and_are_counted",
+        &[],
+    ) {
         return;
     }
     runtime().block_on(async {
@@ -195,4 +210,36 @@ fn denials_over_a_memory_store_start_no_thread_and_are_counted() {
         let denials = limiter.denials().await.unwrap();
         assert_eq!(denials[0].last_hour(), 20);
     });
+}
+
+/// No system has a stack of 2^46 bytes to give.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_thread_that_cannot_start_is_one_warning_and_runtimes_of_callers_do_its_work() {
+    let name = "a_thread_that_cannot_start_is_one_warning_and_runtimes_of_callers_do_its_work";
+    if !is_alone(name, &[("RUST_MIN_STACK", "70368744177664")]) {
+        return;
+    }
+    assert!(std::thread::Builder::new().spawn(|| ()).is_err());
+    let (trace, _guard) = traced_here();
+    let arrives = Arc::new(Notify::new());
+    let arriving = Arc::clone(&arrives);
+    let store = Fated::new(MemoryStore::new(), move |asked| match asked {
+        Asked::Execute(Operation::Settle(_)) => Fate::Delayed(Arc::clone(&arriving)),
+        _ => Fate::Answered,
+    });
+    let (limiter, tokens) = (limiter(store).timeout(MINUTE), policy("tokens", "1000/1h"));
+    runtime().block_on(async {
+        for expected in [993, 986] {
+            let decision = check(&limiter, &tokens, "alice", 500).await;
+            limiter.meter(&decision).add(7);
+            arrives.notify_one();
+            assert_eq!(limiter.finish(MINUTE).await, 0);
+            assert_eq!(left(&limiter, &tokens, "alice").await, expected);
+        }
+    });
+    assert_eq!(workers(), 0);
+    let lines = trace.lines.lock().unwrap();
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    assert!(lines[0].contains("cannot be started"), "{lines:?}");
 }
