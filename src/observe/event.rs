@@ -104,10 +104,7 @@ impl Timing {
 
     /// Returns a timing of zero that ends now, for an answer without a call.
     pub(crate) fn now() -> Self {
-        Self {
-            latency: Duration::ZERO,
-            ended_at: Instant::now().into_std(),
-        }
+        Self::since(Instant::now())
     }
 }
 
@@ -170,13 +167,11 @@ pub(super) fn distinct<'a>(
     policies: impl Iterator<Item = &'a Policy> + Clone,
 ) -> impl Iterator<Item = &'a Policy> + Clone {
     let all = policies.clone();
-    policies.enumerate().filter_map(move |(index, policy)| {
-        let is_first = all
-            .clone()
-            .take(index)
-            .all(|earlier| !earlier.is_same(policy));
-        is_first.then_some(policy)
-    })
+    let is_first = move |(index, policy): &(usize, &Policy)| {
+        let mut earlier = all.clone().take(*index);
+        earlier.all(|earlier| !earlier.is_same(policy))
+    };
+    policies.enumerate().filter(is_first).map(|(_, it)| it)
 }
 
 /// A decision, without the keys.

@@ -2,7 +2,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, OnceLock, PoisonError, RwLock},
+    sync::{Arc, Mutex, OnceLock, PoisonError, RwLock},
     time::{Duration, Instant},
 };
 
@@ -13,7 +13,7 @@ use super::{
 use crate::domain::{
     block::BlockedBy,
     charge::Charge,
-    error::{ExtractErrorKind, StoreErrorKind},
+    error::{ExtractErrorKind, StoreError, StoreErrorKind},
     policy::Policy,
     rule::Rule,
 };
@@ -21,7 +21,6 @@ use metrics::{
     Counter, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge,
     histogram,
 };
-use smallvec::SmallVec;
 
 const DECISIONS: &str = "sluicegate_decisions_total";
 const LOCAL: &str = "sluicegate_local_decisions_total";
@@ -75,29 +74,25 @@ const WAIT: &str = "sluicegate_wait_seconds";
 /// ```
 #[derive(Clone, Debug)]
 pub struct MetricsObserver {
-    handles: Arc<RwLock<Handles>>,
+    /// By the names of policies, and one for calls, which have no policy: its name is empty.
+    handles: Arc<RwLock<ByPolicy>>,
 }
 
-/// Handles of the recorder for the metrics that each request updates.
+/// When the handles were made, and these.
+type ByPolicy = HashMap<Box<str>, (Instant, Arc<Handles>)>;
+
+/// Handles of the recorder for the metrics that each request updates, under all policies of one name.
 ///
-/// They are dropped after a while: you may install a recorder later, and a recorder may forget a counter that was idle.
+/// They are made again after a while: you may install a recorder later, and a recorder may forget a counter that was idle.
 #[derive(Debug, Default)]
 struct Handles {
-    /// When the first was made.
-    since: Option<Instant>,
     /// Indexed by [`CallKind`].
     latency: [OnceLock<Histogram>; CallKind::Unblock as usize + 1],
-    by_policy: HashMap<Box<str>, PolicyHandles>,
-}
-
-/// Handles for all policies of one name.
-#[derive(Debug, Default)]
-struct PolicyHandles {
     /// Indexed as [`OUTCOMES`].
     decisions: [OnceLock<Counter>; 3],
     charged: OnceLock<Counter>,
     /// For each rule, and whether the policy is a shadow.
-    denials: RwLock<HashMap<(Rule, bool), Counter>>,
+    denials: Mutex<HashMap<(Rule, bool), Counter>>,
 }
 
 /// How long handles are kept.
@@ -115,10 +110,7 @@ impl MetricsObserver {
         describe_counter!(CACHED, "Denials that a deny cache answered");
         describe_counter!(DENIALS, "Rules that denied a check");
         describe_counter!(FAILURES, "Calls that the store could not answer");
-        describe_counter!(
-            LATE,
-            "Checks that the store admitted too late, and that were settled"
-        );
+        describe_counter!(LATE, "Checks admitted too late, and settled");
         describe_counter!(SWITCHES, "How often the breaker has opened and closed");
         describe_gauge!(OPEN, "Breakers that are open");
         describe_counter!(MISSING_KEYS, "Limits that found no key in a request");
@@ -140,82 +132,58 @@ impl MetricsObserver {
         }
     }
 
-    /// Runs `count` with handles that were made less than [`KEPT_FOR`] before `now`, including the handles of these
-    /// policies.
-    fn with_handles<'a>(
-        &self,
-        now: Instant,
-        policies: impl Iterator<Item = &'a Policy> + Clone,
-        count: impl FnOnce(&Handles, &[&PolicyHandles]),
-    ) {
+    /// The handles for the policies of this name, made less than [`KEPT_FOR`] before `now`.
+    fn of(&self, policy: &str, now: Instant) -> Arc<Handles> {
         // The usual case needs no write lock, so requests do not wait for each other.
-        let handles = self.handles.read().unwrap_or_else(PoisonError::into_inner);
-        if handles.are_new(now)
-            && let Some(of_policies) = handles.of(policies.clone())
+        let all = self.handles.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some((since, known)) = all.get(policy)
+            && now.saturating_duration_since(*since) < KEPT_FOR
         {
-            return count(&handles, &of_policies);
+            return Arc::clone(known);
         }
-        drop(handles);
-        let mut handles = self.handles.write().unwrap_or_else(PoisonError::into_inner);
-        if !handles.are_new(now) {
-            *handles = Handles::default();
-            handles.since = Some(now);
-        }
-        for policy in policies.clone() {
-            handles.by_policy.entry(policy.name().into()).or_default();
-        }
-        if let Some(of_policies) = handles.of(policies) {
-            count(&handles, &of_policies);
-        }
+        drop(all);
+        let new = Arc::<Handles>::default();
+        let mut all = self.handles.write().unwrap_or_else(PoisonError::into_inner);
+        all.insert(policy.into(), (now, Arc::clone(&new)));
+        new
     }
 
+    /// Records the latency once for each call, even if the call had several checks.
     fn record_latency(&self, call: &CallInfo<'_>, timing: Timing) {
-        self.with_handles(timing.ended_at, [].into_iter(), |handles, _| {
-            handles.record_latency(call, timing);
-        });
+        if !call.shares_call {
+            let histogram = &self.of("", timing.ended_at).latency[call.kind as usize];
+            let new = || histogram!(LATENCY, "call" => call.kind.as_str());
+            histogram.get_or_init(new).record(timing.latency);
+        }
     }
 
-    /// Counts the end of a call of the store.
-    fn count_call(&self, event: &Event<'_>) {
-        match event {
-            Event::Decision {
-                call,
-                timing,
-                decision,
-            } => {
-                let policies = applied(*decision);
-                self.with_handles(timing.ended_at, policies, |handles, of_policies| {
-                    if !decision.is_local() && !decision.0.usage().spares_call() {
-                        handles.record_latency(call, *timing);
-                    }
-                    count(*decision, call.shadow, of_policies);
-                });
+    fn count_decision(&self, shadow: bool, decision: DecisionView<'_>, now: Instant) {
+        let is_denied = !decision.is_allowed();
+        let outcome = usize::from(is_denied) + usize::from(is_denied && shadow);
+        // In a local decision, the limits are smaller than in the call.
+        for policy in distinct(decision.policies().map(|usage| usage.policy())) {
+            let denies = |rule: &&Rule| {
+                let mut denials = decision.denials();
+                denials.any(|(by, usage)| by.is_same(policy) && usage.rule() == **rule)
+            };
+            let mut denying = policy.rules().iter().filter(denies).peekable();
+            // A denied check counts only under the policies that deny.
+            if is_denied && denying.peek().is_none() {
+                continue;
             }
-            Event::Completion {
-                call,
-                timing,
-                local,
-            } => {
-                if !local {
-                    self.record_latency(call, *timing);
-                }
-                count_settlement(call, "done");
-                count_settled_units(call);
+            let handles = self.of(policy.name(), now);
+            let new = || by_outcome(DECISIONS, policy, OUTCOMES[outcome]);
+            handles.decisions[outcome].get_or_init(new).increment(1);
+            if decision.is_local() {
+                by_outcome(LOCAL, policy, OUTCOMES[outcome]).increment(1);
             }
-            Event::Error {
-                call,
-                timing,
-                error,
-                outcome,
-            } => {
-                if error.kind() != StoreErrorKind::CircuitOpen {
-                    self.record_latency(call, *timing);
-                }
-                failures(call.kind, error.kind(), *outcome).increment(1);
-                let outcome = ["failed", "unsent"][usize::from(error.is_unsent())];
-                count_settlement(call, outcome);
+            if decision.is_cached() {
+                of_policy(CACHED, policy).increment(1);
             }
-            _ => {}
+            denying.for_each(|rule| handles.count_denial(policy, *rule, shadow));
+            if decision.is_allowed() && !policy.is_concurrency() {
+                handles.count_units(decision, policy);
+            }
         }
     }
 }
@@ -227,85 +195,20 @@ impl Default for MetricsObserver {
 }
 
 impl Handles {
-    fn are_new(&self, now: Instant) -> bool {
-        let is_new = |since| now.saturating_duration_since(since) < KEPT_FOR;
-        self.since.is_some_and(is_new)
-    }
-
-    /// Returns the handles in the order of the policies; `None` if one has none.
-    fn of<'a>(
-        &self,
-        policies: impl Iterator<Item = &'a Policy>,
-    ) -> Option<SmallVec<[&PolicyHandles; 4]>> {
-        let handles = policies.map(|policy| self.by_policy.get(policy.name()));
-        handles.collect()
-    }
-
-    /// Records the latency once for each call, even if the call had several checks.
-    fn record_latency(&self, call: &CallInfo<'_>, timing: Timing) {
-        if !call.shares_call {
-            let histogram = &self.latency[call.kind as usize];
-            let new = || histogram!(LATENCY, "call" => call.kind.as_str());
-            histogram.get_or_init(new).record(timing.latency);
-        }
-    }
-}
-
-/// Counts a decision, with the handles of the [`applied`] policies in the same order.
-fn count(decision: DecisionView<'_>, shadow: bool, of_policies: &[&PolicyHandles]) {
-    let outcome = match decision.is_allowed() {
-        true => 0,
-        false => 1 + usize::from(shadow),
-    };
-    for (policy, handles) in applied(decision).zip(of_policies) {
-        if decision.is_allowed() {
-            handles.count(policy, outcome, decision.is_local());
-            handles.count_units(decision, policy);
-            continue;
-        }
-        // A denied check counts only under the policies that deny.
-        let mut denying = denying(decision, policy).peekable();
-        if denying.peek().is_some() {
-            handles.count(policy, outcome, decision.is_local());
-            if decision.is_cached() {
-                of_policy(CACHED, policy).increment(1);
-            }
-            denying.for_each(|rule| handles.count_denial(policy, rule, shadow));
-        }
-    }
-}
-
-impl PolicyHandles {
-    fn count(&self, policy: &Policy, outcome: usize, local: bool) {
-        let counter = &self.decisions[outcome];
-        let counter = counter.get_or_init(|| by_outcome(DECISIONS, policy, OUTCOMES[outcome]));
-        counter.increment(1);
-        if local {
-            by_outcome(LOCAL, policy, OUTCOMES[outcome]).increment(1);
-        }
-    }
-
     /// Counts the units that an admission has charged under a policy. Slots are held, not charged.
     fn count_units(&self, decision: DecisionView<'_>, policy: &Policy) {
-        if policy.is_concurrency() {
-            return;
-        }
         let charges = decision.0.usage().check().charges().iter();
         let charges = charges.filter(|charge| charge.policy().is_same(policy));
-        let counter = self.charged.get_or_init(|| of_policy(CHARGED, policy));
-        counter.increment(charges.map(Charge::cost).sum());
+        let new = || of_policy(CHARGED, policy);
+        let units = charges.map(Charge::cost).sum();
+        self.charged.get_or_init(new).increment(units);
     }
 
     fn count_denial(&self, policy: &Policy, rule: Rule, shadow: bool) {
-        let known = self.denials.read().unwrap_or_else(PoisonError::into_inner);
-        if let Some(counter) = known.get(&(rule, shadow)) {
-            return counter.increment(1);
-        }
-        drop(known);
-        let mut known = self.denials.write().unwrap_or_else(PoisonError::into_inner);
-        let counter = known.entry((rule, shadow));
-        let counter = counter.or_insert_with(|| by_rule(DENIALS, policy, rule, shadow));
-        counter.increment(1);
+        let mut denials = self.denials.lock().unwrap_or_else(PoisonError::into_inner);
+        let new = || by_rule(DENIALS, policy, rule, shadow);
+        let counter = denials.entry((rule, shadow));
+        counter.or_insert_with(new).increment(1);
     }
 }
 
@@ -385,6 +288,11 @@ fn of_policy(name: &'static str, policy: &Policy) -> Counter {
     counter!(name, "policy" => policy.name().to_owned())
 }
 
+fn count_failure(call: &CallInfo<'_>, error: &StoreError, outcome: RequestOutcome) {
+    failures(call.kind, error.kind(), outcome).increment(1);
+    count_settlement(call, ["failed", "unsent"][usize::from(error.is_unsent())]);
+}
+
 /// Counts a call under its policies, if it is a settlement.
 fn count_settlement(call: &CallInfo<'_>, outcome: &'static str) {
     for policy in call.policies().filter(|_| call.kind == CallKind::Settle) {
@@ -433,59 +341,72 @@ fn count_wait(call: &CallInfo<'_>, waited: Option<Duration>) {
 impl Observer for MetricsObserver {
     fn on_event(&self, event: &Event<'_>) {
         match event {
-            Event::Policy(policy) => start_policy_at_zero(policy),
-            Event::Decision { .. } | Event::Completion { .. } | Event::Error { .. } => {
-                self.count_call(event);
+            Event::Decision {
+                call,
+                timing,
+                decision,
+            } => {
+                if !decision.is_local() && !decision.0.usage().spares_call() {
+                    self.record_latency(call, *timing);
+                }
+                self.count_decision(call.shadow, *decision, timing.ended_at);
             }
-            Event::BreakerOpened { .. } => count_switch("open", 1.0),
-            Event::BreakerClosed => count_switch("closed", -1.0),
-            Event::MissingKey {
-                policy,
+            Event::Completion {
+                call,
+                timing,
+                local,
+            } => {
+                if !local {
+                    self.record_latency(call, *timing);
+                }
+                count_settlement(call, "done");
+                count_settled_units(call);
+            }
+            Event::Error {
+                call,
+                timing,
                 error,
                 outcome,
-                ..
-            } => no_key(*policy, error.kind(), *outcome).increment(1),
-            Event::Blocked { policy, source } => {
-                let policy = policy.map_or("", Policy::name).to_owned();
-                let by = source.map_or(DENY_LIST, BlockedBy::as_str);
-                counter!(BLOCKED, "policy" => policy, "by" => by).increment(1);
+            } => {
+                if error.kind() != StoreErrorKind::CircuitOpen {
+                    self.record_latency(call, *timing);
+                }
+                count_failure(call, error, *outcome);
             }
-            Event::NearLimit { policy, rule } => {
-                by_rule(NEAR, policy, rule.rule(), policy.is_shadow()).increment(1);
-            }
-            Event::Ban { policy, .. } => of_policy(BANS, policy).increment(1),
-            Event::Pause { kind, .. } => {
-                counter!(PAUSES, "kind" => (*kind).to_owned()).increment(1)
-            }
-            Event::Slots {
-                policy,
-                slots,
-                change,
-            } => count_slots(policy, *slots, *change),
-            Event::LateAnswer => counter!(LATE).increment(1),
-            Event::Wait { call, waited } => count_wait(call, *waited),
+            _ => count(event),
         }
     }
 }
 
-/// Returns the policies that were applied, each once. In a local decision, their limits are smaller than in the call.
-fn applied(decision: DecisionView<'_>) -> impl Iterator<Item = &Policy> + Clone {
-    distinct(decision.policies().map(|usage| usage.policy()))
-}
-
-/// Returns the rules of a policy that deny, each once, even if a rule denies several keys.
-fn denying<'a>(
-    decision: DecisionView<'a>,
-    policy: &'a Policy,
-) -> impl Iterator<Item = Rule> + use<'a> {
-    let usages = decision
-        .policies()
-        .filter(|usage| usage.policy().is_same(policy));
-    let rules = policy.rules().iter().enumerate();
-    rules.filter_map(move |(index, rule)| {
-        let denies = usages
-            .clone()
-            .any(|usage| usage.rules()[index].is_exceeded());
-        denies.then_some(*rule)
-    })
+/// Counts an event without handles, since it is rare.
+fn count(event: &Event<'_>) {
+    match event {
+        Event::Policy(policy) => start_policy_at_zero(policy),
+        Event::BreakerOpened { .. } => count_switch("open", 1.0),
+        Event::BreakerClosed => count_switch("closed", -1.0),
+        Event::MissingKey {
+            policy,
+            error,
+            outcome,
+            ..
+        } => no_key(*policy, error.kind(), *outcome).increment(1),
+        Event::Blocked { policy, source } => {
+            let policy = policy.map_or("", Policy::name).to_owned();
+            let by = source.map_or(DENY_LIST, BlockedBy::as_str);
+            counter!(BLOCKED, "policy" => policy, "by" => by).increment(1);
+        }
+        Event::NearLimit { policy, rule } => {
+            by_rule(NEAR, policy, rule.rule(), policy.is_shadow()).increment(1);
+        }
+        Event::Ban { policy, .. } => of_policy(BANS, policy).increment(1),
+        Event::Pause { kind, .. } => counter!(PAUSES, "kind" => (*kind).to_owned()).increment(1),
+        Event::Slots {
+            policy,
+            slots,
+            change,
+        } => count_slots(policy, *slots, *change),
+        Event::LateAnswer => counter!(LATE).increment(1),
+        Event::Wait { call, waited } => count_wait(call, *waited),
+        Event::Decision { .. } | Event::Completion { .. } | Event::Error { .. } => {}
+    }
 }

@@ -108,9 +108,7 @@ impl TracingObserver {
         last.over = false;
         Some(std::mem::take(&mut last.suppressed))
     }
-}
 
-impl TracingObserver {
     fn decided(&self, call: &CallInfo<'_>, timing: Timing, decision: DecisionView<'_>) {
         let (shadow, local) = (call.shadow, decision.is_local());
         // An answer without a call says nothing about the store.
