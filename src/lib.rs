@@ -173,7 +173,6 @@ pub mod quotas {
 }
 #[cfg(feature = "manual-clock")]
 pub mod manual_clock;
-mod outage;
 pub mod store;
 pub mod under_load {
     //! Under load and under attack: how to make a request cheaper, when to do so, and the cost in accuracy.
@@ -182,7 +181,6 @@ pub mod under_load {
 }
 mod timer;
 mod warning;
-mod watch;
 
 pub use domain::{
     FailurePolicy, Text, block, calendar,

@@ -19,6 +19,7 @@ mod host;
 pub(crate) mod ip;
 mod keys;
 mod peer_ip;
+pub(crate) mod watch;
 
 pub use bearer_token::BearerToken;
 pub(crate) use charges::ChargesFuture;

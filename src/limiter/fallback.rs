@@ -2,7 +2,7 @@
 
 use std::{num::NonZeroU32, sync::Arc};
 
-use super::{refusals::Refusals, resolution::Resolution};
+use super::{outage::Outage, refusals::Refusals, resolution::Resolution};
 use crate::{
     domain::{
         FailurePolicy,
@@ -13,7 +13,6 @@ use crate::{
         wanted::OUTAGE,
     },
     observe::{CallKind, RequestOutcome},
-    outage::Outage,
     store::{MemoryStore, Store, StoreFuture},
     warning,
 };

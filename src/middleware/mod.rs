@@ -41,7 +41,10 @@ pub mod testing {
     #![doc = include_str!("../../docs/guide/testing.md")]
 }
 
-pub use crate::limiter::ActualCost;
+pub use crate::limiter::{
+    ActualCost,
+    meter::{CostMeter, EndGuard, PolicyMeter},
+};
 #[doc(hidden)]
 pub use admit::{IntoPolicy, IntoPolicySelector};
 pub use admit::{PolicySelector, Route, Routes};
@@ -61,7 +64,5 @@ pub use respond::{
 };
 #[doc(hidden)]
 pub use response_end::{AtHead, Ending, Follow};
-pub use response_end::{
-    CostMeter, EndGuard, EndOutcome, FollowedBody, PolicyMeter, ResponseEnd, ToBodyEnd,
-};
+pub use response_end::{EndOutcome, FollowedBody, ResponseEnd, ToBodyEnd};
 pub use service::RateLimit;

@@ -10,7 +10,7 @@ use http::{Extensions, Method, Response, request::Parts};
 use super::{
     admit::{LayerConfig, PolicySelector},
     respond::{self, Answers, Decisions, HeaderStyle, MakeRejection, Rejection, Sent},
-    response_end::{AtEnd, CostMeter, Ending, Followed},
+    response_end::{AtEnd, Ending, Followed},
     settle::Settle,
 };
 use crate::{
@@ -18,7 +18,7 @@ use crate::{
         ActualCost,
         decision::{Decision, Usage},
     },
-    limiter::{Limiter, Slot, SlotWatch},
+    limiter::{Limiter, Slot, SlotWatch, meter::CostMeter},
     observe::Event,
 };
 
@@ -168,7 +168,8 @@ impl Settings {
         };
         // An outer layer may be around the same handler.
         let outer: Option<CostMeter> = head.extensions.remove();
-        let mut meter = outer.inspect(CostMeter::nest).unwrap_or_default();
+        let nest = |outer: &CostMeter| outer.readings.nest();
+        let mut meter = outer.inspect(nest).unwrap_or_default();
         let ending = usage.map(|usage| {
             for name in &at_end.metered {
                 if admitted.is_some_and(|admitted| admitted.by_policy(name).is_none()) {
@@ -181,7 +182,7 @@ impl Settings {
                 answers_head: head.method == Method::HEAD,
             };
             let ending = self.guard_to(Some(followed), head, usage);
-            meter.add_ending(&ending);
+            meter.delay(Arc::downgrade(&ending.request) as _);
             ending
         });
         head.extensions.insert(meter);

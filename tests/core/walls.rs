@@ -8,8 +8,6 @@ use crate::sources::{File, sources};
 /// Each room of `src`, and the other rooms to import from.
 const ROOMS: &str = "
 domain
-outage
-watch
 bounded
 manual_clock domain
 clock domain
@@ -17,10 +15,10 @@ warning domain
 background warning
 timer background
 observe domain
-store domain warning manual_clock background bounded clock outage timer
-limiter domain store observe warning outage background bounded clock manual_clock timer
-extract domain warning watch
-middleware domain store observe limiter extract warning watch outage timer bounded
+store domain warning manual_clock background bounded clock timer
+limiter domain store observe warning background bounded clock manual_clock timer
+extract domain warning
+middleware domain store observe limiter extract warning timer bounded
 ";
 
 /// Crates that only some parts of `src` may name.

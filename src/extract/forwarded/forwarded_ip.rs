@@ -14,9 +14,9 @@ use crate::{
     extract::{
         KeyExtractor, Keys,
         ip::{self, DEFAULT_IPV6_PREFIX, X_FORWARDED_FOR},
+        watch::Watch,
     },
     warning,
-    watch::Watch,
 };
 
 const ABSENT: ExtractError = ExtractError::missing(

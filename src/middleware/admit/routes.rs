@@ -17,8 +17,8 @@ use crate::{
         error::{ConfigError, ExtractError},
         policies::PoliciesRead,
     },
+    extract::watch::{WATCHED, Watch},
     warning,
-    watch::{WATCHED, Watch},
 };
 
 /// A policy for each route, by method and path: use this as the first argument of a

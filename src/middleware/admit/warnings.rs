@@ -13,10 +13,9 @@ use http::request::Parts;
 
 use crate::{
     domain::{decision::Denial, error::ExtractError, policy::Policy, similar::most_similar},
-    extract::forwarded::is_forwarded_for_other,
-    outage::Outage,
+    extract::{forwarded::is_forwarded_for_other, watch::Watch},
+    limiter::outage::Outage,
     warning,
-    watch::Watch,
 };
 
 /// How many requests limited by peer address are compared.

@@ -1,4 +1,4 @@
-//! The settings of a [`RateLimitLayer`] for its responses.
+//! The responses of a [`RateLimitLayer`].
 
 use std::{marker::PhantomData, sync::Arc, time::Duration};
 
@@ -10,7 +10,7 @@ use http::{StatusCode, request::Parts};
 use super::RateLimitLayer;
 #[cfg(feature = "axum")]
 use crate::middleware::respond::{AxumRejection, MakeRejection, Rejection, grpc_answer};
-use crate::middleware::{respond::HeaderStyle, shared::Shared};
+use crate::middleware::{respond::HeaderStyle, response_end::ToBodyEnd, shared::Shared};
 
 /// Responses.
 impl<R, E> RateLimitLayer<R, E> {
@@ -132,5 +132,30 @@ impl<R, E> RateLimitLayer<R, E> {
     /// subtracted. The [`Decisions`](crate::middleware::Decisions) in the extensions keep the store's times.
     pub fn jitter(self, most: Duration) -> Self {
         self.change(|settings| settings.answers.jitter = most)
+    }
+
+    /// Sets the wait in the response to a request that found no slot, unless another rule denies it for longer. The
+    /// default is a second.
+    pub fn slot_retry_after(self, wait: Duration) -> Self {
+        self.change(|settings| settings.answers.slot_wait = wait)
+    }
+
+    /// Responds to a request that found no slot with a 503, as [`Rejection::NoSlot`](crate::middleware::Rejection), for
+    /// clients that take a 429 as their own fault. By default, and when another rule denies the request as well, the
+    /// response is a 429.
+    ///
+    /// `Retry-After` and the quota headers stay. A limit of 0 slots is still a 429.
+    pub fn unavailable_without_slot(self) -> Self {
+        self.change(|settings| settings.answers.unavailable_without_slot = true)
+    }
+
+    /// Ends a response whose slot was lost: its body fails with an error, and the server drops it. By default the
+    /// response goes on, and the log has a warning.
+    ///
+    /// Choose this when more than the limit must not run for long. The body ends; work that does not depend on the body
+    /// goes on, unless the handler watches the slot by a [`SlotWatch`](crate::limiter::SlotWatch). An outage of the
+    /// store alone loses no slot before it expires.
+    pub fn cut_off_without_slot(self) -> RateLimitLayer<R, ToBodyEnd> {
+        self.at_end(|at_end| at_end.cuts_off = true)
     }
 }

@@ -1,26 +1,26 @@
-//! The limits of a [`RateLimitLayer`], and the requests that they apply to.
+//! The limits of a [`RateLimitLayer`].
 
-use std::{future::ready, marker::PhantomData, sync::Arc};
+use std::{future::ready, marker::PhantomData, sync::Arc, time::Duration};
 
 use http::request::Parts;
 
 use super::RateLimitLayer;
+#[cfg(doc)]
+use crate::middleware::PolicySelector;
 use crate::{
     domain::{
         error::{ConfigError, valid},
-        key::Key,
         policy::Policy,
     },
     extract::{ChargesFuture, IntoCharges, KeyExtractor},
-    limiter::IntoLimiter,
+    limiter::{FOR_EVER, IntoLimiter, Limiter},
     middleware::{
         admit::{Alternative, ChargeSource, IntoPolicySelector},
         respond::ProblemJson,
+        response_end::ToBodyEnd,
         shared::Shared,
     },
 };
-#[cfg(doc)]
-use crate::{limiter::Limiter, middleware::PolicySelector};
 
 impl RateLimitLayer {
     /// Creates a layer over a store, or over a [`Limiter`], which has the settings of every decision: the timeout, the
@@ -45,7 +45,7 @@ impl RateLimitLayer {
     }
 }
 
-/// Limits, and the requests that they apply to.
+/// Limits.
 impl<R, E> RateLimitLayer<R, E> {
     /// Adds a limit: charges the keys that `extractor` finds under `policy`.
     ///
@@ -209,71 +209,24 @@ impl<R, E> RateLimitLayer<R, E> {
         self.add_limit(ChargeSource::LookUp(Arc::new(look_up)))
     }
 
-    /// Sets the cost of a request, from its head and the policy of a limit. The layer calls this once for each limit
-    /// that applies to the request. The default is 1; 0 checks without charging.
+    /// Sets how long all [look-ups](Self::charge_async) of a request together may take. The default is 1 s, and the
+    /// maximum a year.
     ///
-    /// ```
-    /// use sluicegate::{Key, MemoryStore, Policy, RateLimitLayer};
-    /// # use http::{Request, Response};
-    /// # use tower::{Layer, ServiceExt, service_fn};
+    /// The default is longer than the [timeout](Limiter::timeout) of a decision because a database is slower than the
+    /// store: a look-up of 150 ms must not switch the limit off. If a look-up takes longer, its limit follows the
+    /// failure policy.
     ///
-    /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
-    /// let alice = Key::new("user", "alice");
-    /// let layer = RateLimitLayer::new(MemoryStore::new())
-    ///     .limit(Policy::parse("requests", "60/1m")?, alice.clone())
-    ///     .limit(Policy::parse("tokens", "10000/1m")?, alice)
-    ///     .cost(|_head, policy| match policy.name() {
-    ///         "tokens" => 500,
-    ///         _ => 1,
-    ///     });
-    /// # let service = layer.layer(service_fn(async |_: Request<String>| {
-    /// #     Ok::<_, std::convert::Infallible>(Response::new(String::new()))
-    /// # }));
-    /// # let response = service.oneshot(Request::new(String::new())).await?;
-    /// assert_eq!(response.headers()["ratelimit"], r#""requests";r=59;t=61, "tokens";r=9500;t=61"#);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// # }).unwrap();
-    /// # Ok::<(), std::io::Error>(())
-    /// ```
+    /// # Panics
     ///
-    /// You write one closure for all limits, like the final cost in [`settle`](Self::settle), so that all costs are in
-    /// one place. If a limit chooses among policies, the closure gets the chosen one. A [route's
-    /// weight](crate::middleware::Route::weight) multiplies the result. Under a [concurrency policy](crate::Rule::concurrent),
-    /// a request holds one slot at any cost. The body is not read yet: if your cost depends on the body,
-    /// check in the handler, and respond with [`Rejection::response`].
-    ///
-    /// [`Rejection::response`]: crate::middleware::Rejection::response
-    ///
-    /// A cost above a limit can never fit: the response is a 413 without a `Retry-After`. A limit of 0 denies every
-    /// cost above 0, with a 429 and without a `Retry-After`. Use [`ProblemJson::status_if_never`] to set another status
-    /// for both.
-    pub fn cost(self, cost: impl Fn(&Parts, &Policy) -> u64 + Send + Sync + 'static) -> Self {
-        self.change(|settings| settings.config.cost = Some(Arc::new(cost)))
-    }
-
-    /// Skips requests that this layer should ignore, such as health checks: no look-up, no charge, no header. A request
-    /// is skipped when one of your closures returns `true`, unless a [deny list](Self::deny) matches.
-    ///
-    /// For a list of networks, use a closure that calls [`Cidr::contains`](crate::extract::Cidr::contains) with
-    /// [`ForwardedIp::address`](crate::ForwardedIp::address).
-    pub fn skip(self, skips: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
-        self.change(|settings| settings.config.access_lists.skipped.push(Arc::new(skips)))
-    }
-
-    /// Skips keys, such as those on an allow list: no policy of this layer charges them.
-    ///
-    /// Compare whole keys with those of the extractor, or the kind and value of keys that you create yourself.
-    ///
-    /// Other keys of the same request are still charged: a partner's skipped address does not free its user from the
-    /// limit by API key. Use [`skip`](Self::skip) to let the whole request pass.
-    pub fn skip_keys(self, skips: impl Fn(&Key) -> bool + Send + Sync + 'static) -> Self {
-        self.change(|settings| {
-            settings
-                .config
-                .access_lists
-                .skipped_keys
-                .push(Arc::new(skips))
-        })
+    /// When `timeout` is zero.
+    #[track_caller]
+    pub fn look_up_timeout(self, timeout: Duration) -> Self {
+        assert!(
+            !timeout.is_zero(),
+            "a timeout of zero leaves no time to look up"
+        );
+        let timeout = timeout.min(FOR_EVER);
+        self.change(|settings| settings.config.look_up_timeout = timeout)
     }
 
     /// Adds a limit with alternatives, in order: a request is charged under the first one that has room, such as the
@@ -350,6 +303,75 @@ impl<R, E> RateLimitLayer<R, E> {
         Ok(self.add_limit(ChargeSource::FirstOf(all.into())))
     }
 
+    /// Adds a limit of requests at a time: each holds a slot of a [concurrency policy](crate::Rule::concurrent) from
+    /// its admission to the end of the response's body.
+    ///
+    /// All replicas share the slots. The slots of a process that dies are released when they expire. A request holds one
+    /// slot at any cost. Put limits of metered costs into the same layer, where a request is charged under all of them, or
+    /// under none, and rates with bans into a layer [around](crate::middleware::concurrency) this one.
+    ///
+    /// A denied client may return after [a second](Self::slot_retry_after), or later if another rule denies it, too.
+    /// The handler finds a [`SlotWatch`](crate::limiter::SlotWatch) in the request's extensions, and notices by it that
+    /// the slot was lost. For work that goes on after the response, such as a web socket, see
+    /// [`CostMeter::delay_end`](crate::middleware::CostMeter::delay_end).
+    ///
+    /// ```
+    /// use http::{Request, Response, StatusCode};
+    /// use sluicegate::{Header, MemoryStore, Policy, RateLimitLayer};
+    /// use tower::{Layer, ServiceExt, service_fn};
+    ///
+    /// # mod over_http { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/over_http.rs")); }
+    /// # over_http::run(async |http| {
+    /// let layer = RateLimitLayer::new(MemoryStore::new())
+    ///     .limit_concurrent(Policy::parse("exports", "1/30s@concurrent")?, Header::new("x-tenant"));
+    ///
+    /// let service = layer.layer(service_fn(async |_: Request<String>| {
+    ///     Ok::<_, std::convert::Infallible>(Response::new("an export".to_owned()))
+    /// }));
+    /// let request = || Request::get("/").header("x-tenant", "acme").body(String::new());
+    /// let first = service.clone().oneshot(request()?).await?;
+    /// assert_eq!(first.headers()["ratelimit-policy"], r#""exports";q=1;qu="concurrent-requests""#);
+    ///
+    /// let second = service.clone().oneshot(request()?).await?;
+    /// assert_eq!(second.status(), StatusCode::TOO_MANY_REQUESTS);
+    /// assert_eq!(second.headers()["retry-after"], "1");
+    ///
+    /// drop(first);                                                       // or its body has been sent
+    /// # tokio::task::yield_now().await;
+    /// assert_eq!(service.oneshot(request()?).await?.status(), StatusCode::OK);
+    /// # let _ = http;
+    /// # Ok(())
+    /// # });
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// Like [`limit`](Self::limit); and when the slots expire in less than six timeouts of the limiter, since they
+    /// could not be renewed in time. If you know policies only at run time, use
+    /// [`try_limit_concurrent`](Self::try_limit_concurrent).
+    #[track_caller]
+    pub fn limit_concurrent(
+        self,
+        policy: impl IntoPolicySelector,
+        extractor: impl KeyExtractor,
+    ) -> RateLimitLayer<R, ToBodyEnd> {
+        valid(self.try_limit_concurrent(policy, extractor))
+    }
+
+    /// Like [`limit_concurrent`](Self::limit_concurrent), for policies from a configuration file.
+    ///
+    /// # Errors
+    ///
+    /// As [`try_limit`](Self::try_limit), and when slots expire in less than six timeouts of the limiter, so that they
+    /// could not be renewed in time.
+    pub fn try_limit_concurrent(
+        self,
+        policy: impl IntoPolicySelector,
+        extractor: impl KeyExtractor,
+    ) -> Result<RateLimitLayer<R, ToBodyEnd>, ConfigError> {
+        self.at_end(|_| {}).try_limit(policy, extractor)
+    }
+
     /// Labels the charges of the limit added last, so that [`Limiter::contributors`] can list the clients that used up
     /// that limit: see [`contributors`](crate::contributors).
     ///
@@ -400,6 +422,28 @@ impl<R, E> RateLimitLayer<R, E> {
             if let Some(newest) = settings.config.limits.last_mut() {
                 newest.contributor = Some(Arc::new(extractor));
             }
+        })
+    }
+
+    /// Lets requests wait for room, up to this time; a request that would be denied for longer even if no other waited is
+    /// denied at once. By default, requests do not wait.
+    ///
+    /// Requests under the same policies and keys go in order of arrival: see [`Limiter::acquire`], and [around a
+    /// client](crate::middleware#around-a-client). The timeout then limits each store call.
+    ///
+    /// If the store cannot be reached or does not answer, a request under [`Closed`](crate::FailurePolicy::Closed)
+    /// keeps asking until its time is over. Under [`Open`](crate::FailurePolicy::Open) the request passes at once: an
+    /// outage must not slow down each request by the longest wait.
+    pub fn max_wait(self, most: Duration) -> Self {
+        self.change(|settings| settings.config.max_wait = Some(most))
+    }
+
+    /// Makes every policy of this layer a [shadow](crate::Policy::shadow): policies decide, charge and report, but
+    /// never reject a request. The [deny lists](Self::deny) still reject, since they are not policies.
+    pub fn shadow(self) -> Self {
+        self.change(|settings| {
+            settings.config.limiter = Limiter::pass_undecided(settings.config.limiter.clone());
+            settings.config.shadow = true;
         })
     }
 }

@@ -3,20 +3,18 @@
 // The page of the layer shows their methods in this order.
 mod limits;
 
+mod costs;
+
 mod answers;
 
-mod settled;
-
-mod followed;
-
-mod others;
+mod access;
 
 use std::{fmt, marker::PhantomData, sync::Arc};
 
 use super::{
     admit::{ChargeSource, PolicySelector},
     respond::ProblemJson,
-    response_end::AtHead,
+    response_end::{AtEnd, AtHead, ToBodyEnd},
     shared::{Settings, Shared},
 };
 use crate::domain::{error::ConfigError, policy::Policy};
@@ -63,6 +61,16 @@ impl<R, E> RateLimitLayer<R, E> {
     pub(super) fn change(mut self, change: impl FnOnce(&mut Settings)) -> Self {
         Arc::make_mut(&mut self.shared).change(change);
         self
+    }
+
+    /// Changes how the layer follows responses to the end of their bodies.
+    fn at_end(self, change: impl FnOnce(&mut AtEnd)) -> RateLimitLayer<R, ToBodyEnd> {
+        let layer =
+            self.change(|settings| change(Arc::make_mut(settings.at_end.get_or_insert_default())));
+        RateLimitLayer {
+            shared: layer.shared,
+            end: PhantomData,
+        }
     }
 }
 

@@ -1,31 +1,24 @@
 //! [`Ending`]: settles a request when its response has ended, however that happens.
 
 use std::{
-    fmt, iter,
+    fmt,
     panic::{AssertUnwindSafe, catch_unwind},
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, Once, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::{Context, Poll, ready},
-    time::Duration,
 };
 
 use bytes::Buf;
 use http::{HeaderMap, Response, StatusCode, header, response::Parts};
 use http_body::Frame;
 
-use super::reading::Readings;
 use crate::{
-    domain::{
-        ActualCost,
-        charge::Charge,
-        decision::{Decision, Usage},
-        policy::Policy,
-        settlement::Settlement,
-        similar::most_similar,
+    domain::{ActualCost, charge::Charge, decision::Usage},
+    limiter::{
+        Limiter, SETTLING, Slot,
+        meter::{Readings, UNDER},
     },
-    limiter::{Limiter, SETTLING, Slot},
     middleware::{admit::LayerConfig, respond::Decisions},
-    warning,
 };
 
 /// A usage report of a service is shorter, and at most twice as much is kept for each response under way.
@@ -43,7 +36,7 @@ pub(in crate::middleware) struct AtEnd {
     pub(in crate::middleware) cost_of: Option<Arc<CostOf>>,
     /// Whether a response ends when its slot is lost.
     pub(in crate::middleware) cuts_off: bool,
-    /// The settings of the layer, which know its policies; `None` for checks that handlers make.
+    /// The settings of the layer, which know its policies.
     pub(in crate::middleware) config: Option<LayerConfig>,
 }
 
@@ -56,7 +49,7 @@ type Settling = Pin<Box<dyn Future<Output = Option<Usage>> + Send>>;
 /// The request ends when this is dropped, and all guards of its meter are.
 #[doc(hidden)]
 pub struct Ending {
-    pub(super) request: Arc<Admitted>,
+    pub(in crate::middleware) request: Arc<Admitted>,
     /// The settlement that the response waits for.
     settling: Option<Settling>,
 }
@@ -196,34 +189,29 @@ impl Admitted {
             return;
         };
         let end = self.end.get_mut().unwrap_or_else(PoisonError::into_inner);
-        end.metered = readings.of_all().units();
+        end.metered = readings.units();
         end.complete_if_whole();
         if at_end.cost_of.is_some() {
             end.readings = Some(readings.clone());
             end.trim();
         }
-        at_end.warn_of_uncharged(readings, &self.usage);
+        if let Some(config) = &at_end.config {
+            let uncharged = readings.uncharged(&self.usage);
+            uncharged
+                .iter()
+                .for_each(|name| config.warn_of_unknown(UNDER, name));
+        }
         let cost = |charge: &Charge| at_end.cost(end, readings, charge);
         let parts = Limiter::final_parts(&self.usage, cost);
-        self.settle_in_background(parts, SETTLING);
+        self.limiter.settle_in_background(parts, SETTLING);
     }
 
     /// Refunds the parts that no response, meter or closure has settled.
     fn refund(&self) {
         let parts = Limiter::changed_parts(&self.usage, |_| 0);
         // One that hangs makes room for others.
-        self.settle_in_background(parts, self.limiter.call_timeout());
-    }
-
-    /// An error goes to the observer, and the charge stays.
-    fn settle_in_background(&self, parts: Vec<Settlement>, each: Duration) {
-        if parts.is_empty() {
-            return;
-        }
-        let limiter = self.limiter.clone();
-        self.limiter.in_background(async move {
-            limiter.settle_patiently(parts, each, SETTLING).await;
-        });
+        self.limiter
+            .settle_in_background(parts, self.limiter.call_timeout());
     }
 }
 
@@ -259,36 +247,6 @@ impl AtEnd {
         let known = actual.or_else(by_closure).or_else(by_meter);
         known.or_else(unserved)
     }
-
-    /// Warns of a policy that a handler has metered, and that is not charged. With several layers none can know.
-    fn warn_of_uncharged(&self, readings: &Readings, usage: &Usage) {
-        for name in readings.names() {
-            if !readings.is_nested() && policies(usage).all(|policy| policy.name() != name) {
-                self.warn_of(&name, usage);
-            }
-        }
-    }
-
-    #[cold]
-    fn warn_of(&self, name: &str, usage: &Usage) {
-        static WARNED: Once = Once::new();
-        const SETTER: &str = "CostMeter::under";
-        match &self.config {
-            Some(config) => config.warn_of_unknown(SETTER, name),
-            None if usage.has_alternatives() => {} // one of them may have the name
-            None => WARNED.call_once(|| {
-                let similar = most_similar(name, policies(usage).map(Policy::name));
-                warning::unknown_policy(SETTER, name, similar);
-            }),
-        }
-    }
-}
-
-/// The policies that a check was charged under, shadows among them.
-fn policies(usage: &Usage) -> impl Iterator<Item = &Policy> {
-    let shadow = usage.shadow().map(Decision::usage);
-    let parts = iter::once(usage).chain(shadow);
-    parts.flat_map(|part| part.check().charges().iter().map(Charge::policy))
 }
 
 /// How a response ended.

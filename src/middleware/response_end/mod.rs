@@ -4,12 +4,9 @@ use http::Response;
 use http_body::Body;
 
 mod body;
-mod cost_meter;
 mod ending;
-mod reading;
 
 pub use body::FollowedBody;
-pub use cost_meter::{CostMeter, EndGuard, PolicyMeter};
 pub(super) use ending::{AtEnd, Followed};
 pub use ending::{EndOutcome, Ending, ResponseEnd};
 
@@ -50,5 +47,22 @@ impl<B: Body> Follow<B> for ToBodyEnd {
         let (head, body) = response.into_parts();
         let body = FollowedBody::new(&head, body, ending);
         Response::from_parts(head, body)
+    }
+}
+
+/// Without a layer that meters costs, you get a meter that settles nothing, and the log a warning.
+#[cfg(feature = "axum")]
+impl<S: Send + Sync> axum::extract::FromRequestParts<S> for crate::limiter::meter::CostMeter {
+    type Rejection = std::convert::Infallible;
+
+    async fn from_request_parts(
+        head: &mut http::request::Parts,
+        _state: &S,
+    ) -> Result<Self, Self::Rejection> {
+        let meter = head.extensions.get().cloned();
+        Ok(meter.unwrap_or_else(|| {
+            crate::warning::nothing_meters();
+            Self::default()
+        }))
     }
 }
