@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::domain::{
     contributors::label,
     key::Key,
+    marks::LOOKED_AT,
     policies::CurrentPolicy,
     policy::Policy,
     rule::MAX_UNITS,
@@ -52,6 +53,16 @@ impl Charge {
     #[must_use]
     pub fn new(policy: &(impl CurrentPolicy + ?Sized), key: Key, cost: u64) -> Self {
         Self::of(policy.current(), key, cost, None)
+    }
+
+    /// Creates a charge of 0 under a policy without rules: blocks of the key deny its check.
+    pub(crate) fn look(key: Key) -> Self {
+        Self::of(Policy::of_look_ups().clone(), key, 0, None)
+    }
+
+    /// Returns whether the charge only looks for blocks.
+    pub(crate) fn is_look(&self) -> bool {
+        self.policy.rules().is_empty()
     }
 
     /// Creates a charge with a label whose length is already bounded.
@@ -121,6 +132,12 @@ impl Charge {
         } else {
             0
         }
+    }
+
+    /// Returns the number of the limiter that saw the policy last, as far as this charge needs it.
+    pub(crate) fn seen_by(&self) -> u64 {
+        let seen_by = self.policy.seen_by();
+        seen_by & if self.cost == 0 { !LOOKED_AT } else { u64::MAX }
     }
 
     pub(crate) fn with_cost(&self, cost: u64) -> Self {

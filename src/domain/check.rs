@@ -10,14 +10,12 @@ use crate::domain::{
     key::Key,
     policy::Policy,
     rule::Rule,
+    slot_id::MOST_SLOTS,
     wanted::{BAN, CONTRIBUTORS, UNSEEN},
 };
 
 /// More than one request needs. The limit exists because a check takes longer with each charge.
 pub(crate) const MAX_CHARGES: usize = 64;
-
-/// The most slots that a charge takes.
-const MAX_SLOTS: u64 = 256;
 
 /// One or more charges that are decided together, all or nothing; cheap to clone.
 ///
@@ -46,13 +44,14 @@ pub struct Check {
 
 #[derive(Clone, Debug, Default)]
 struct Inner {
-    /// The charges that count, then those of shadows. Most checks have one, which needs no other allocation.
+    /// The charges that count, then looks for blocks, then the charges of shadows. Most checks have one, which needs no
+    /// other allocation.
     all: SmallVec<[Charge; 1]>,
-    /// How many of them count.
+    /// How many charges count and have rules.
+    ruled: usize,
+    /// How many charges count, looks for blocks among them.
     counting: usize,
     enforces_blocks: bool,
-    /// Identities that the check does not charge. Their blocks deny it all the same.
-    look_ups: Vec<Key>,
     /// The bits of [`wanted`](crate::domain::wanted) that the charges set.
     wanted: u8,
     /// The number of the limiter that saw the policies of all charges last; 0 if that is not one.
@@ -68,17 +67,25 @@ impl Check {
     /// the same key, since they would share their counts, or when there are more than 64 charges that count, or more
     /// than 64 of shadows, or when a charge within its limit takes more than 256 slots.
     pub fn new(charges: impl IntoIterator<Item = Charge>) -> Result<Self, StoreError> {
-        let mut builder = CheckBuilder::default();
-        for charge in charges {
-            builder.add(charge)?;
-        }
-        Ok(builder.build().unwrap_or_else(Self::nothing))
+        CheckBuilder::default().with(charges)
     }
 
     /// Returns the charges that count, in order of first appearance.
+    ///
+    /// At the end, an identity that is only looked up for blocks has a charge of 0 under a policy without rules.
     #[must_use]
     pub fn charges(&self) -> &[Charge] {
         &self.inner.all[..self.inner.counting]
+    }
+
+    /// Returns the charges that count, without the looks for blocks.
+    pub(crate) fn ruled(&self) -> &[Charge] {
+        &self.inner.all[..self.inner.ruled]
+    }
+
+    /// Returns whether no charge counts and no identity is looked up.
+    pub(crate) fn is_of_shadows(&self) -> bool {
+        self.inner.counting == 0
     }
 
     /// Returns the charges of shadows, in order of first appearance.
@@ -123,57 +130,26 @@ impl Check {
             .map(|(_, key)| key)
     }
 
-    /// Returns the identities that are only looked up for blocks.
-    pub(crate) fn look_ups(&self) -> &[Key] {
-        &self.inner.look_ups
-    }
-
-    /// Returns the identities whose blocks deny the check, each once.
-    pub(crate) fn deniable_keys(&self) -> impl Iterator<Item = &Key> + Clone {
-        self.keys().chain(self.look_ups())
-    }
-
-    /// Returns the check in the form that stores decide: identities that are only looked up have a charge of 0 under a
-    /// policy without rules, after the other charges that count. `None` if there are none: the store then decides this
-    /// check.
-    pub(crate) fn with_look_ups_charged(&self) -> Option<Self> {
-        let look_ups = self.look_ups();
-        if look_ups.is_empty() {
-            return None;
-        }
-        let charges = self.charges().iter().cloned();
-        let looks = look_ups
-            .iter()
-            .map(|key| Charge::new(Policy::of_look_ups(), key.clone(), 0));
-        let shadows = self.shadow_charges().iter().cloned();
-        Some(Self::of(Inner {
-            all: charges.chain(looks).chain(shadows).collect(),
-            counting: self.inner.counting + look_ups.len(),
-            look_ups: Vec::new(),
-            ..*self.inner
-        }))
-    }
-
     /// Returns a check with the same policies and keys at no cost, which no block denies.
     #[doc(hidden)] // Of `Limiter::peek`.
     #[must_use]
     pub fn without_cost(&self) -> Self {
-        Self::of(Inner {
-            enforces_blocks: false,
-            ..self.map(|charge| charge.with_cost(0))
-        })
+        let all = self.ruled().iter().chain(self.shadow_charges());
+        Self::of(all.map(|charge| charge.with_cost(0)), self.inner.ruled)
     }
 
     /// Returns a check with the same keys and costs under other policies.
     pub(crate) fn with_policies(&self, policy: impl Fn(&Policy) -> Policy) -> Self {
-        Self::of(self.map(|charge| charge.with_policy(&policy(charge.policy()))))
+        let all = self.all_charges().iter();
+        let all = all.map(|charge| charge.with_policy(&policy(charge.policy())));
+        Self::of(all, self.inner.counting).enforce_blocks(self.enforces_blocks())
     }
 
     /// Returns the same check, which takes other slots.
-    pub(crate) fn with_new_slots(&self) -> Self {
-        let mut inner = Arc::clone(&self.inner);
-        choose_slots(&mut inner);
-        Self { inner }
+    pub(crate) fn with_new_slots(mut self) -> Self {
+        let all = &mut Arc::make_mut(&mut self.inner).all;
+        all.iter_mut().for_each(Charge::choose_slots);
+        self
     }
 
     /// Returns a check with the charges that count, without the shadows.
@@ -183,6 +159,14 @@ impl Check {
             self.clone()
         } else {
             self.part(self.charges().iter().cloned())
+        }
+    }
+
+    /// Returns a check of the charges that count and have rules.
+    pub(crate) fn ruled_alone(&self) -> Self {
+        match self.inner.ruled == self.inner.all.len() {
+            true => self.clone(),
+            false => Self::counting(self.ruled().iter().cloned()),
         }
     }
 
@@ -209,7 +193,7 @@ impl Check {
 
     /// Returns whether there is nothing to decide.
     pub(crate) fn is_empty(&self) -> bool {
-        self.inner.all.is_empty() && self.look_ups().is_empty()
+        self.inner.all.is_empty()
     }
 
     /// Returns whether a charge names a [contributor](Charge::with_contributor).
@@ -225,7 +209,8 @@ impl Check {
     /// Returns the bits of the charges that say what is [wanted](crate::domain::wanted) of the decision, by the limiter of
     /// this number.
     pub(crate) fn wanted_by(&self, limiter: u64) -> u8 {
-        let is_seen = self.inner.seen_by == limiter || self.inner.all.is_empty();
+        let has_policies = || self.inner.ruled > 0 || !self.shadow_charges().is_empty();
+        let is_seen = self.inner.seen_by == limiter || !has_policies();
         self.inner.wanted | if is_seen { 0 } else { UNSEEN }
     }
 
@@ -256,17 +241,7 @@ impl Check {
     }
 
     fn counting(charges: impl IntoIterator<Item = Charge>) -> Self {
-        let all: SmallVec<_> = charges.into_iter().collect();
-        Self::of(Inner {
-            counting: all.len(),
-            wanted: all
-                .iter()
-                .fold(0, |wanted, it: &Charge| wanted | it.wanted()),
-            seen_by: 0,
-            enforces_blocks: false,
-            look_ups: Vec::new(),
-            all,
-        })
+        Self::of(charges, usize::MAX)
     }
 
     /// Returns a check of one charge, which counts.
@@ -276,22 +251,30 @@ impl Check {
 
     /// Returns a check without charges.
     pub(crate) fn nothing() -> Self {
-        Self::of(Inner::default())
+        Self::counting([])
     }
 
-    fn of(inner: Inner) -> Self {
+    /// Returns a check of charges in their order, the first of which count, which enforces no blocks.
+    fn of(all: impl IntoIterator<Item = Charge>, counting: usize) -> Self {
+        let all: SmallVec<[Charge; 1]> = all.into_iter().collect();
+        let counting = counting.min(all.len());
+        let inner = Inner {
+            ruled: ruled(&all[..counting]),
+            counting,
+            enforces_blocks: false,
+            wanted: all.iter().fold(0, |wanted, it| wanted | it.wanted()),
+            seen_by: 0,
+            all,
+        };
         Self {
             inner: Arc::new(inner),
         }
     }
+}
 
-    fn map(&self, change: impl Fn(&Charge) -> Charge) -> Inner {
-        Inner {
-            all: self.all_charges().iter().map(change).collect(),
-            look_ups: Vec::new(),
-            ..*self.inner
-        }
-    }
+/// The number of charges before the looks for blocks.
+fn ruled(counting: &[Charge]) -> usize {
+    counting.partition_point(|charge| !charge.is_look())
 }
 
 /// A check that is being built, where it stays.
@@ -299,17 +282,51 @@ impl Check {
 pub(crate) struct CheckBuilder {
     /// `None` while there is nothing to decide.
     check: Option<Arc<Inner>>,
-    /// The number of charges of shadows.
+    enforces_blocks: bool,
+    /// The numbers of charges of shadows, and of looks for blocks.
     shadows: usize,
+    looks: usize,
 }
 
 impl CheckBuilder {
+    /// Creates a builder of a check that blocks deny, or else only if a policy bans or an identity is looked up.
+    pub(crate) fn enforcing(enforces_blocks: bool) -> Self {
+        Self {
+            enforces_blocks,
+            ..Self::default()
+        }
+    }
+
+    fn check(&mut self) -> &mut Inner {
+        let enforces_blocks = self.enforces_blocks;
+        let begin = || {
+            Arc::new(Inner {
+                enforces_blocks,
+                ..Inner::default()
+            })
+        };
+        Arc::make_mut(self.check.get_or_insert_with(begin))
+    }
+
+    /// Returns the check with these charges. Fails as [`Check::new`] does.
+    pub(crate) fn with(
+        mut self,
+        charges: impl IntoIterator<Item = Charge>,
+    ) -> Result<Check, StoreError> {
+        for charge in charges {
+            self.add(charge)?;
+        }
+        Ok(self.build().unwrap_or_else(Check::nothing))
+    }
+
     /// Adds a charge. Fails as [`Check::new`] does.
     pub(crate) fn add(&mut self, charge: Charge) -> Result<(), StoreError> {
-        let check = Arc::make_mut(self.check.get_or_insert_default());
+        let (is_shadow, shadows) = (charge.policy().is_shadow(), self.shadows);
+        let check = self.check();
+        let is_first = check.ruled + shadows == 0;
         check.wanted |= charge.wanted();
-        let seen_by = charge.policy().seen_by();
-        check.seen_by = match check.all.is_empty() || check.seen_by == seen_by {
+        let seen_by = charge.seen_by();
+        check.seen_by = match is_first || check.seen_by == seen_by {
             true => seen_by,
             false => 0,
         };
@@ -323,36 +340,38 @@ impl CheckBuilder {
             *twin = twin.with_cost(twin.cost() + charge.cost());
             return slots_are_few(twin);
         }
-        let count = if charge.policy().is_shadow() {
-            &mut self.shadows
-        } else {
-            &mut check.counting
-        };
-        if *count >= MAX_CHARGES {
+        let count = if is_shadow { shadows } else { check.ruled };
+        if count >= MAX_CHARGES {
             return Err(StoreError::invalid_request(
                 "a check has more than 64 charges",
             ));
         }
         slots_are_few(&charge)?;
-        *count += 1;
         check.enforces_blocks |= charge.policy().bans();
         check.all.push(charge);
+        check.ruled += usize::from(!is_shadow);
+        check.counting += usize::from(!is_shadow);
+        self.shadows += usize::from(is_shadow);
         Ok(())
     }
 
-    /// Adds an identity whose block denies the check, without a charge. Fails if there are more than 64.
+    /// Adds an identity whose block denies the check: a charge of 0 under a policy without rules. Fails if there are more
+    /// than 64.
     pub(crate) fn look_up(&mut self, key: Key) -> Result<(), StoreError> {
-        let check = Arc::make_mut(self.check.get_or_insert_default());
+        let (look, looks) = (Charge::look(key), self.looks);
+        let check = self.check();
         check.enforces_blocks = true;
-        if check.look_ups.contains(&key) {
+        if check.all.iter().any(|it| it.is_twin_of(&look)) {
             return Ok(());
         }
-        if check.look_ups.len() >= MAX_CHARGES {
+        if looks >= MAX_CHARGES {
             return Err(StoreError::invalid_request(
                 "a check looks up blocks of more than 64 identities",
             ));
         }
-        check.look_ups.push(key);
+        check.all.push(look);
+        check.counting += 1;
+        self.looks += 1;
         Ok(())
     }
 
@@ -364,30 +383,34 @@ impl CheckBuilder {
     /// Returns the check; `None` if there is nothing to decide.
     pub(crate) fn build(self) -> Option<Check> {
         let mut inner = self.check?;
-        if self.shadows > 0 || !inner.look_ups.is_empty() {
-            let Inner { all, look_ups, .. } = Arc::make_mut(&mut inner);
-            // The store looks up the blocks of an identity that is charged together with the charge.
-            let is_charged = |key: &Key| {
-                let mut counting = all.iter().filter(|it| !it.policy().is_shadow());
-                counting.any(|it| it.key() == key)
-            };
-            look_ups.retain(|key| !is_charged(key));
-            all.sort_by_key(|charge| charge.policy().is_shadow());
+        if self.shadows + self.looks > 0 {
+            Arc::make_mut(&mut inner).put_in_order(self.shadows);
         }
-        if inner.all.iter().any(Charge::chooses_slots) {
-            choose_slots(&mut inner);
-        }
-        Some(Check { inner })
+        let check = Check { inner };
+        let chooses_slots = check.all_charges().iter().any(Charge::chooses_slots);
+        Some(match chooses_slots {
+            true => check.with_new_slots(),
+            false => check,
+        })
     }
 }
 
-fn choose_slots(check: &mut Arc<Inner>) {
-    let all = &mut Arc::make_mut(check).all;
-    all.iter_mut().for_each(Charge::choose_slots);
+impl Inner {
+    /// Puts looks behind the charges that count, and shadows behind both. The store looks up the blocks of an identity that
+    /// is charged together with the charge.
+    fn put_in_order(&mut self, shadows: usize) {
+        let place = |it: &Charge| (it.policy().is_shadow(), it.is_look());
+        self.all.sort_by_key(place);
+        let charged = self.all[..self.ruled].iter().map(|it| it.key().clone());
+        let charged: SmallVec<[Key; 2]> = charged.collect();
+        self.all
+            .retain(|it| !it.is_look() || !charged.contains(it.key()));
+        self.counting = self.all.len() - shadows;
+    }
 }
 
 fn slots_are_few(charge: &Charge) -> Result<(), StoreError> {
-    if charge.cost() > MAX_SLOTS && charge.chooses_slots() {
+    if charge.cost() > MOST_SLOTS as u64 && charge.chooses_slots() {
         return Err(StoreError::invalid_request(
             "a charge takes more than 256 slots",
         ));
@@ -409,7 +432,7 @@ impl CheckBatch {
     #[must_use]
     pub fn new(check: Check, count: u16) -> Self {
         let others = match check.takes_slots() {
-            true => (1..count).map(|_| check.with_new_slots()).collect(),
+            true => (1..count).map(|_| check.clone().with_new_slots()).collect(),
             false => Vec::new(),
         };
         Self {

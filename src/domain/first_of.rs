@@ -77,11 +77,8 @@ impl FirstOf {
 
     /// Returns the check of the current try, with slots of its own. Fails as [`Check::new`] does.
     pub(crate) fn check(&self) -> Result<Check, StoreError> {
-        let mut check = self.others.clone();
-        for charge in self.choices.iter().flat_map(Choice::charges) {
-            check.add(charge.clone())?;
-        }
-        Ok(check.build().unwrap_or_else(Check::nothing))
+        let charges = self.choices.iter().flat_map(Choice::charges);
+        self.others.clone().with(charges.cloned())
     }
 
     /// Whether a charge without alternatives denies, so that each further try is denied, too.

@@ -23,10 +23,13 @@ pub(crate) struct Marks {
     pub(crate) encoded: std::sync::OnceLock<Box<[u8]>>,
 }
 
-/// Returns a number that no limiter had before: even, and above 0.
+/// The bit of a mark that says that the limiter has only seen charges of 0.
+pub(crate) const LOOKED_AT: u64 = 2;
+
+/// Returns a number that no limiter had before: a multiple of 4, and above 0.
 pub(crate) fn next_number() -> u64 {
-    static NEXT: AtomicU64 = AtomicU64::new(2);
-    NEXT.fetch_add(2, Relaxed)
+    static NEXT: AtomicU64 = AtomicU64::new(4);
+    NEXT.fetch_add(4, Relaxed)
 }
 
 impl Marks {

@@ -188,10 +188,10 @@ pub enum Reply {
 
 impl Reply {
     /// Returns the decision of a check; for a batch, the last one, which is a denial if any check was denied.
-    pub(crate) fn last_decision(&self) -> Option<&Decision> {
+    pub(crate) fn last_decision(&mut self) -> Option<&mut Decision> {
         match self {
             Self::Check(decision) => Some(decision),
-            Self::CheckBatch(decisions) => decisions.last(),
+            Self::CheckBatch(decisions) => decisions.last_mut(),
             _ => None,
         }
     }

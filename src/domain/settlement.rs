@@ -15,6 +15,8 @@ const NEVER_MS: u64 = (1 << 48) - 1;
 #[derive(Clone, Debug)]
 pub struct Settlement {
     usage: Usage,
+    /// The charges that have rules.
+    check: Check,
     costs: Box<[u64]>,
     takes_back: bool,
 }
@@ -41,13 +43,13 @@ impl Settlement {
 
     /// The same with the final cost of each charge, in their order.
     pub(crate) fn of_costs(usage: &Usage, costs: &[u64]) -> Option<Self> {
-        let charges = usage.check().charges().iter().zip(costs);
+        let charges = usage.check().ruled().iter().zip(costs);
         let costs = charges.map(|(charge, cost)| final_cost(charge, || *cost));
         Self::of_changed(usage, costs.collect())
     }
 
     fn of_changed(usage: &Usage, costs: Box<[u64]>) -> Option<Self> {
-        let mut both = usage.check().charges().iter().zip(&costs);
+        let mut both = usage.check().ruled().iter().zip(&costs);
         if both.all(|(charge, cost)| charge.cost() == *cost) {
             return None;
         }
@@ -61,6 +63,7 @@ impl Settlement {
             ));
         }
         Ok(Self {
+            check: usage.check().ruled_alone(),
             usage: usage.clone(),
             costs,
             takes_back: false,
@@ -87,15 +90,16 @@ impl Settlement {
         &self.usage
     }
 
-    /// Returns the check; its shadows are settled separately, with their own usage.
-    pub(crate) fn check(&self) -> &Check {
-        self.usage.check()
+    /// Returns the check of the charges that have rules; its shadows are settled separately, with their own usage.
+    pub(crate) const fn check(&self) -> &Check {
+        &self.check
     }
 
     /// Returns the settlement of the charges at these indexes.
     #[cfg(feature = "cluster")]
     pub(crate) fn pick(&self, places: &[usize]) -> Self {
         Self {
+            check: self.check.pick(places),
             usage: self.usage.pick(places),
             costs: places.iter().map(|place| self.costs[*place]).collect(),
             takes_back: self.takes_back,
@@ -114,7 +118,7 @@ impl Settlement {
         }
     }
 
-    /// Returns the final cost of each charge.
+    /// Returns the final cost of each charge that has rules.
     #[must_use]
     pub const fn costs(&self) -> &[u64] {
         &self.costs
@@ -122,7 +126,7 @@ impl Settlement {
 }
 
 fn final_costs(usage: &Usage, cost: impl Fn(&Charge) -> u64) -> Box<[u64]> {
-    let charges = usage.check().charges().iter();
+    let charges = usage.check().ruled().iter();
     let costs = charges.map(|charge| final_cost(charge, || cost(charge)));
     costs.collect()
 }

@@ -13,6 +13,9 @@ use std::{
 
 use crate::domain::rule::millis;
 
+/// The most slots that a charge takes, and the most ids of a message.
+pub(crate) const MOST_SLOTS: usize = 256;
+
 /// The id of a slot, which its holder chooses before it asks a store: 16 bytes.
 ///
 /// The first 8 are the same for all slots of a process. Then come 6 bytes of the time when the holder asked, in ms of

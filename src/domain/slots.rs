@@ -7,7 +7,7 @@ use crate::domain::{
     error::StoreError,
     key::Key,
     policy::Policy,
-    slot_id::SlotId,
+    slot_id::{MOST_SLOTS, SlotId},
 };
 
 /// Slots of one key under one [concurrency policy](crate::Rule::concurrent), to be renewed or returned together.
@@ -45,11 +45,10 @@ pub struct Slots {
 }
 
 impl Slots {
-    /// The most ids of one message.
-    pub const MOST: usize = 256;
+    /// The most ids of one message, and the most slots of a charge.
+    pub const MOST: usize = MOST_SLOTS;
 
-    /// Returns the slots of an admitted check, [`MOST`](Self::MOST) at a time. Those of shadows are in
-    /// [`Usage::shadow`].
+    /// Returns the slots of an admitted check, those of each charge together. Those of shadows are in [`Usage::shadow`].
     #[must_use]
     pub fn of(usage: &Usage) -> Vec<Self> {
         Self::of_charges(usage.check().charges())
@@ -58,13 +57,8 @@ impl Slots {
     /// Returns the slots that these charges take.
     pub(crate) fn of_charges<'a>(charges: impl IntoIterator<Item = &'a Charge>) -> Vec<Self> {
         let taking = charges.into_iter().filter(|charge| charge.takes_slots());
-        let mut all = Vec::new();
-        for charge in taking {
-            let ids: Vec<_> = charge.slots().collect();
-            let parts = ids.chunks(Self::MOST);
-            all.extend(parts.map(|ids| Self::new(charge.policy(), charge.key(), ids.to_vec())));
-        }
-        all
+        let slots = |it: &Charge| Self::new(it.policy(), it.key(), it.slots().collect());
+        taking.map(slots).collect()
     }
 
     /// `ids` are at most [`MOST`](Self::MOST).

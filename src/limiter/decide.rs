@@ -20,7 +20,7 @@ use crate::domain::FailurePolicy;
 use crate::{
     domain::{
         charge::Charge,
-        check::Check,
+        check::{Check, CheckBuilder},
         decision::{Decision, Usage},
         error::StoreError,
         late::Late,
@@ -113,7 +113,7 @@ impl Drop for Deciding {
         };
         let refunds = self.limiter.inner.refunds_left && pays(&self.check);
         if refunds || slots.is_some() {
-            let late = self.limiter.keep_late(&self.check, answer, slots);
+            let late = self.limiter.keep_late(answer, slots);
             if !refunds {
                 late.serve();
             }
@@ -137,7 +137,7 @@ impl Limiter {
         &self,
         charges: impl IntoIterator<Item = Charge>,
     ) -> Result<Decision, StoreError> {
-        let check = Check::new(charges)?;
+        let check = self.begin_check().with(charges)?;
         self.decide(check).await.into_result()
     }
 
@@ -150,7 +150,7 @@ impl Limiter {
     /// Slots of a [concurrency policy](crate::Rule::concurrent) could not be returned: use
     /// [`acquire_slot`](Self::acquire_slot), or [`check`](Self::check) and [`hold`](Self::hold).
     pub async fn try_acquire(&self, charges: impl IntoIterator<Item = Charge>) -> bool {
-        let Ok(check) = Check::new(charges) else {
+        let Ok(check) = self.begin_check().with(charges) else {
             return false;
         };
         match self.decide(check).await {
@@ -179,13 +179,18 @@ impl Limiter {
         Ok(resolution.into_result()?.usage().clone())
     }
 
+    /// Begins a check, which blocks deny if this limiter enforces them.
+    pub(crate) fn begin_check(&self) -> CheckBuilder {
+        CheckBuilder::enforcing(self.inner.enforces_blocks)
+    }
+
     /// Decides a check and charges it.
     pub(crate) fn decide(&self, check: Check) -> MaybeReady<Resolution> {
         self.ask(CallKind::Check, check, Ask::Once)
     }
 
     /// Decides a check by the store, or else by the failure policy. The call starts at once, not when first polled.
-    pub(super) fn ask(&self, kind: CallKind, mut check: Check, ask: Ask) -> MaybeReady<Resolution> {
+    pub(super) fn ask(&self, kind: CallKind, check: Check, ask: Ask) -> MaybeReady<Resolution> {
         // An empty check needs no store call and raises no event.
         if check.is_empty() {
             let admitted = Decision::new(&check, true, 0, &[]);
@@ -193,9 +198,6 @@ impl Limiter {
             return MaybeReady::ready(resolution);
         }
         let inner = &self.inner;
-        if inner.enforces_blocks && kind == CallKind::Check {
-            check = check.enforce_blocks(true);
-        }
         let refusals = &inner.memory.refusals;
         let mut asked = Asked {
             known: refusals.before_call(),
@@ -213,9 +215,7 @@ impl Limiter {
         // From before the call: a slot may be released so long after.
         let takes_slots = check.takes_slots();
         asked.slots = takes_slots.then(|| Box::new(Unanswered::new(self, &check)));
-        // Identities that are only looked up for blocks are charged 0 units, in the same store call.
-        let charged = check.with_look_ups_charged();
-        let begin = |store: &dyn Store| store.check(charged.as_ref().unwrap_or(&check));
+        let begin = |store: &dyn Store| store.check(&check);
         let info = || CallInfo::new(kind, &check);
         let (caller, memory) = (&inner.caller, To::Local(&inner.fallback.local.store));
         let mut call = match repeated {
@@ -239,16 +239,13 @@ impl Limiter {
         &self,
         kind: CallKind,
         check: &Check,
-        mut answer: Answer<Decision>,
+        answer: Answer<Decision>,
         mut asked: Asked,
         late: Option<StoreFuture<Decision>>,
     ) -> Resolution {
         let refusals = &self.inner.memory.refusals;
         if let Ok(decision) = &answer.result {
             refusals.learn(check, decision, asked.known);
-        }
-        if !check.look_ups().is_empty() {
-            answer.result = answer.result.map(|decision| decision.about(check));
         }
         if let (Some(question), Ok(decision)) = (asked.question, &answer.result) {
             refusals.remember_denial(check, decision, *question, &self.inner.denial_clock);
@@ -257,7 +254,7 @@ impl Limiter {
             // The memory of this process may grant others.
             let others = asked.slots.as_deref().map(Unanswered::of_others);
             let slots = mem::replace(&mut asked.slots, others.map(Box::new));
-            self.keep_late(check, answer, slots)
+            self.keep_late(answer, slots)
         });
         self.resolve(kind, check, answer, asked.slots, asked.ask, late)
     }
@@ -276,11 +273,11 @@ impl Limiter {
         if let Some(slots) = &mut slots {
             slots.see(&result);
         }
-        let resolution = match result {
+        let mut resolution = match result {
             Ok(decision) => Resolution::Decided(decision),
             Err(error) => self.undecided(kind, check, &error, timing, late),
         };
-        if let Resolution::Decided(decision) = &resolution {
+        if let Resolution::Decided(decision) = &mut resolution {
             if let Some(slots) = &mut slots {
                 slots.note(decision, check);
             }

@@ -50,7 +50,7 @@ impl Events {
             observer.on_event(&Event::Blocked { policy, source });
             // The local memory and the deny cache answer without a call to the store.
             local |= usage.is_cached();
-        } else if is_check && !check.all_charges().is_empty() {
+        } else if is_check && !(check.ruled().is_empty() && check.shadow_charges().is_empty()) {
             let report = |call, decision| {
                 let decision = DecisionView(decision);
                 observer.on_event(&Event::Decision {
@@ -59,7 +59,7 @@ impl Events {
                     decision,
                 });
             };
-            let counting = !check.charges().is_empty();
+            let counting = !check.ruled().is_empty();
             if counting {
                 report(call, decision);
             }
@@ -111,7 +111,7 @@ impl Events {
 
     /// Reports a caller that begins to wait, or has waited.
     pub(super) fn wait(&self, check: &Check, waited: Option<Duration>) {
-        let call = CallInfo::of(CallKind::Check, check.charges());
+        let call = CallInfo::of(CallKind::Check, check.ruled());
         self.report_safely(|| Event::Wait { call, waited });
     }
 }

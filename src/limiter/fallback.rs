@@ -126,10 +126,8 @@ impl Fallback {
                 _ => Resolution::Closed(error),
             },
             // Shadows never deny, whatever fails.
-            _ if check.charges().is_empty() && check.look_ups().is_empty() => {
-                Decision::new(check, true, 0, &[])
-                    .map_or(Resolution::Open(error, None), Resolution::Decided)
-            }
+            _ if check.is_of_shadows() => Decision::new(check, true, 0, &[])
+                .map_or(Resolution::Open(error, None), Resolution::Decided),
             FailurePolicy::Open => Resolution::Open(error, None),
             FailurePolicy::Closed => Resolution::Closed(error),
         }
@@ -137,9 +135,9 @@ impl Fallback {
 
     /// The strictest failure policy of the charges that count; of the shadows if nothing else is checked.
     fn policy_for(&self, check: &Check) -> FailurePolicy {
-        let charges = match check.charges() {
-            [] if check.look_ups().is_empty() => check.shadow_charges(),
-            counting => counting,
+        let charges = match check.is_of_shadows() {
+            true => check.shadow_charges(),
+            false => check.ruled(),
         };
         let policies = charges
             .iter()

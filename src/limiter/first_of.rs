@@ -23,7 +23,7 @@ use super::{
 use crate::{
     domain::{
         charge::Charge,
-        check::{Check, CheckBuilder},
+        check::Check,
         decision::{Decision, Denial},
         error::StoreError,
         first_of::{Choice, FirstOf},
@@ -96,7 +96,7 @@ impl Limiter {
     {
         let lists = lists.into_iter().map(|list| list.into_iter().collect());
         let choice = Choice::new(lists.collect())?;
-        let first_of = FirstOf::new(CheckBuilder::default(), vec![choice]);
+        let first_of = FirstOf::new(self.begin_check(), vec![choice]);
         self.decide_first(first_of, None).await.into_result()
     }
 
@@ -151,7 +151,7 @@ impl Tries<'_> {
 
     /// Tries the alternatives of shadows, and reports the decision, if that is not done.
     async fn conclude(&mut self, mut decision: Decision, mut check: Check) -> Decision {
-        decision.usage().note_alternatives();
+        decision.note(|facts| facts.has_alternatives = true);
         if is_open(&decision) && !check.is_empty() {
             self.is_local = decision.usage().is_local();
             // The caller may leave meanwhile, or an observer panic.
@@ -259,7 +259,8 @@ impl Tries<'_> {
     /// The decision about the shadows of the next try; `None` if there is none, or no decision.
     async fn try_shadows_of(&self, next: Option<Check>) -> Option<(Check, Decision)> {
         let next = next?;
-        let shadows = Check::new(next.shadow_charges().iter().cloned()).ok()?;
+        let shadows = next.shadow_charges().iter().cloned();
+        let shadows = self.limiter.begin_check().with(shadows).ok()?;
         let asked = self
             .limiter
             .ask(CallKind::Check, shadows, Ask::Try(self.rest()));

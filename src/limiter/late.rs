@@ -13,7 +13,6 @@ use tokio::sync::oneshot::{self, Receiver};
 use super::{Limiter, SETTLING, slots::Unanswered};
 use crate::{
     domain::{
-        check::Check,
         decision::{Decision, Usage},
         late::{Late, LateCost},
         settlement::Settlement,
@@ -29,7 +28,6 @@ const LATEST: Duration = Duration::from_secs(60);
 /// A check whose answer is late.
 struct LateCheck {
     limiter: Limiter,
-    check: Check,
     /// The store's answer, without a timer.
     answer: StoreFuture<Decision>,
     /// `None` if the check takes no slots.
@@ -41,14 +39,12 @@ impl Limiter {
     #[cold]
     pub(super) fn keep_late(
         &self,
-        check: &Check,
         answer: StoreFuture<Decision>,
         slots: Option<Box<Unanswered>>,
     ) -> Late {
         let (end, cost) = oneshot::channel();
         let late = LateCheck {
             limiter: self.clone(),
-            check: check.clone(),
             answer,
             slots,
         };
@@ -63,7 +59,6 @@ impl LateCheck {
     async fn settle(self, cost: Receiver<LateCost>) {
         let Self {
             limiter,
-            check,
             answer,
             slots,
         } = self;
@@ -71,10 +66,10 @@ impl LateCheck {
         if let Some(mut slots) = slots {
             slots.see(&answer); // and those of an admission are returned when this is dropped
         }
-        let Ok(Decision::Allowed(usage)) = answer.map(|decision| decision.about(&check)) else {
+        let Ok(Decision::Allowed(usage)) = answer else {
             return;
         };
-        usage.late();
+        let usage = usage.late();
         limiter.events().report_safely(|| Event::LateAnswer);
         let parts = match cost.await.unwrap_or(LateCost::Nothing) {
             LateCost::AsCharged => return,
@@ -95,7 +90,7 @@ fn back(usage: &Usage) -> Vec<Settlement> {
 /// The settlements at these costs of the charges that count, and then of the shadows.
 fn parts(usage: &Usage, costs: &[u64]) -> Vec<Settlement> {
     let shadow = usage.shadow().map(Decision::usage);
-    let (counting, shadows) = costs.split_at(usage.check().charges().len().min(costs.len()));
+    let (counting, shadows) = costs.split_at(usage.check().ruled().len().min(costs.len()));
     let parts = [(Some(usage), counting), (shadow, shadows)].into_iter();
     let parts = parts.filter_map(|(part, costs)| Settlement::of_costs(part?, costs));
     parts.collect()

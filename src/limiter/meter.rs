@@ -221,7 +221,7 @@ impl Drop for MeteredCheck {
             readings,
         } = self;
         // With alternatives, one of the others may have the name.
-        if !usage.has_alternatives() {
+        if !usage.facts().has_alternatives {
             readings.uncharged(usage).iter().for_each(|name| {
                 static WARNED: Once = Once::new();
                 let similar = || most_similar(name, charged(usage).map(Policy::name));
@@ -339,5 +339,5 @@ impl Readings {
 fn charged(usage: &Usage) -> impl Iterator<Item = &Policy> {
     let shadow = usage.shadow().map(Decision::usage);
     let parts = iter::once(usage).chain(shadow);
-    parts.flat_map(|part| part.check().charges().iter().map(Charge::policy))
+    parts.flat_map(|part| part.check().ruled().iter().map(Charge::policy))
 }

@@ -171,7 +171,7 @@ impl Pauses {
         }
         let now = Instant::now();
         let mut accounts = self.lock();
-        for key in check.deniable_keys() {
+        for key in check.keys() {
             let is_over = |account: &mut Account| account.is_over(now, || waiting(key));
             if accounts.get_mut(key).is_some_and(is_over) {
                 accounts.remove(key);
@@ -187,7 +187,7 @@ impl Pauses {
         if opens.at > deadline {
             return Err(blocked(key, opens.at, now));
         }
-        for key in check.deniable_keys().filter(|_| opens.is_turn) {
+        for key in check.keys().filter(|_| opens.is_turn) {
             if let Some(turns) = accounts.get_mut(key).and_then(|it| it.turns.as_mut()) {
                 turns.take(opens.at);
             }
@@ -218,7 +218,7 @@ impl Pauses {
             return false;
         }
         let accounts = self.lock();
-        let mut known = check.deniable_keys().filter_map(|key| accounts.get(key));
+        let mut known = check.keys().filter_map(|key| accounts.get(key));
         known.any(is_meant)
     }
 
@@ -296,10 +296,7 @@ impl Pauses {
         let is_ended = |it: &Account| now < it.ends && it.stored.is_some_and(|it| knew(it.1));
         if self.any(check, is_ended) {
             let ended = |key: &&Key| self.lock().get(*key).is_some_and(&is_ended);
-            check
-                .deniable_keys()
-                .filter(ended)
-                .for_each(|key| self.forget(key));
+            check.keys().filter(ended).for_each(|key| self.forget(key));
         }
     }
 
@@ -322,7 +319,7 @@ fn last_to_open<'c>(
     check: &'c Check,
     now: Instant,
 ) -> Option<(&'c Key, Opens)> {
-    let known = check.deniable_keys().filter_map(|key| {
+    let known = check.keys().filter_map(|key| {
         let account = accounts.get(key)?;
         let at = match account.turns {
             Some(turns) => turns.next.min(account.ends + LAST).max(now),

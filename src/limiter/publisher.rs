@@ -26,7 +26,7 @@ use crate::{
         charge::Charge,
         check::Check,
         error::{StoreError, StoreErrorKind},
-        marks::next_number,
+        marks::{LOOKED_AT, next_number},
         operation::{Operation, answer_of},
         policy::Policy,
         published::{PublishedPolicy, default_label},
@@ -53,8 +53,8 @@ const NOTED: u32 = 256;
 
 /// The policies of one limiter and its clones.
 pub(super) struct Publisher {
-    /// The number of the limiter since its last publication. Even, with which clones mark policies that publish none; the
-    /// others mark them with the next.
+    /// The number of the limiter since its last publication: clones that publish nothing mark policies with it, the others
+    /// with the next.
     number: AtomicU64,
     known: Mutex<Known>,
     failures: Quiet,
@@ -111,24 +111,24 @@ impl Known {
         self.policies.len() < MAX_POLICIES || self.policies.contains_key(policy)
     }
 
-    /// Notes that a policy is used, with a key of this kind, and returns whether it has to be noted no more until the next
-    /// publication. A new policy or kind is due for publication soon.
+    /// Notes that a policy is used, with a key of this kind, and returns the mark with which it has to be noted no more until
+    /// the next publication, if there is one. A new policy or kind is due for publication soon.
     fn add(
         &mut self,
         charge: &Charge,
         number: u64,
         enforces_blocks: bool,
         on_failure: FailurePolicy,
-    ) -> bool {
+    ) -> Option<u64> {
         let policy = charge.policy();
         let noted = self.policies.entry(policy.clone()).or_default();
         noted.number = number;
         if !publishes(number) {
-            return true;
+            return Some(number);
         }
         // Publish no peeks: the readiness probe that the docs show uses its own failure policy.
         if charge.cost() == 0 {
-            return false;
+            return Some(number | LOOKED_AT);
         }
         noted.uses += 1;
         let mut is_new = noted.published.is_none();
@@ -143,7 +143,7 @@ impl Known {
         if is_new {
             self.due_in = self.due_in.min(DELAY);
         }
-        noted.uses >= NOTED
+        (noted.uses >= NOTED).then_some(number)
     }
 
     /// Publishes again: the server may have lost the policies. One that was not in the last publication is new at its next
@@ -218,19 +218,20 @@ impl Publisher {
         let mut is_added = false;
         for charge in check.all_charges() {
             let policy = charge.policy();
-            if policy.seen_by() == number || policy.rules().is_empty() {
+            if charge.seen_by() == number || charge.is_look() {
                 continue;
             }
             if !known.has_room_for(policy) {
                 let mut others = known.policies.keys();
                 known.lacks_some |= others.all(|other| other.name() != policy.name());
+                policy.mark_seen_by(number);
                 continue;
             }
             // No check looks up the blocks of a shadow's keys.
             let enforces_blocks = check.enforces_blocks() && !policy.is_shadow();
             // Under the lock: the mark of a number that is over would be of no use.
-            if known.add(charge, number, enforces_blocks, on_failure) {
-                policy.mark_seen_by(number);
+            if let Some(mark) = known.add(charge, number, enforces_blocks, on_failure) {
+                policy.mark_seen_by(mark);
             }
             is_added |= publishes && charge.cost() > 0;
         }

@@ -197,7 +197,7 @@ impl Refusals {
         let denying = denial.usage().denying();
         let denying =
             denying.map(|charge| self.denials.hash((charge.policy().name(), charge.key())));
-        let keys = check.deniable_keys().filter(|_| check.enforces_blocks());
+        let keys = check.keys().filter(|_| check.enforces_blocks());
         denying
             .chain(keys.map(|key| self.denials.hash(key)))
             .map(|hash| refunds.slot(hash))
@@ -259,11 +259,11 @@ impl Drop for GivenBack {
 /// denied.
 fn may_be_remembered(check: &Check) -> bool {
     let all = check.all_charges();
-    let keys = all.iter().map(Charge::key).chain(check.look_ups());
+    let keys = all.iter().map(Charge::key);
     let key_bytes: usize = keys.map(|key| key.value().len()).sum();
     check.charges().iter().any(|charge| charge.cost() > 0)
         && key_bytes <= MAX_KEY_BYTES
-        && all.len() + check.look_ups().len() <= MAX_CHARGES
+        && all.len() <= MAX_CHARGES
         && check.rule_count() <= MAX_RULES
 }
 
@@ -277,7 +277,6 @@ impl PartialEq for Subject<'_> {
         let (one, other) = (self.0, other.0);
         let mut pairs = one.charges().iter().zip(other.charges());
         one.enforces_blocks() == other.enforces_blocks()
-            && one.look_ups() == other.look_ups()
             && one.charges().len() == other.charges().len()
             && pairs.all(|(one, other)| {
                 one.cost() == other.cost()
@@ -294,7 +293,7 @@ impl Hash for Subject<'_> {
             charge.key().hash(state);
             charge.cost().hash(state);
         }
-        (self.0.enforces_blocks(), self.0.look_ups()).hash(state);
+        self.0.enforces_blocks().hash(state);
     }
 }
 
@@ -343,9 +342,9 @@ impl Refusals {
             self.note_if(key, block, left, Instant::now(), is_news);
             return;
         }
-        if before.0 > 0 && check.enforces_blocks() && !usage.has_unseen_blocks() {
+        if before.0 > 0 && check.enforces_blocks() && !usage.facts().has_unseen_blocks {
             // The store no longer has these.
-            for key in check.deniable_keys() {
+            for key in check.keys() {
                 let is_revoked = |known: &KnownBlock| known.number <= before.0;
                 self.blocks.remove_if(self.blocks.hash(key), is_revoked);
             }
@@ -409,7 +408,7 @@ impl Refusals {
             return None;
         }
         let now = Instant::now();
-        let known = check.deniable_keys().filter_map(|key| {
+        let known = check.keys().filter_map(|key| {
             let known = self.blocks.read(self.blocks.hash(key), |known| *known)?;
             known.holds(now).then_some((key, known))
         });

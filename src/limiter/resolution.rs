@@ -52,7 +52,7 @@ pub(super) fn is_open(decision: &Decision) -> bool {
     match decision {
         Decision::Allowed(usage) => {
             let denies_shadows = matches!(usage.shadow(), Some(Decision::Denied(_)));
-            denies_shadows || usage.check().charges().is_empty()
+            denies_shadows || usage.check().ruled().is_empty()
         }
         Decision::Denied(_) => true,
         Decision::Blocked(_) => false,

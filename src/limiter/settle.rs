@@ -58,7 +58,7 @@ impl Limiter {
     ) -> Result<Usage, StoreError> {
         let shadow = admitted_shadow(usage);
         let parts = match shadow {
-            Some(shadow) if usage.check().charges().is_empty() => {
+            Some(shadow) if usage.check().ruled().is_empty() => {
                 vec![Settlement::new(shadow, &cost)?]
             }
             _ => {

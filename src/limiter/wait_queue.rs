@@ -87,7 +87,7 @@ pub(super) async fn wait(
         ask: time_of_try.map_or(Ask::Waiting, Ask::Try),
     };
     // Shadows never deny, so a check of shadows alone has nothing to wait for.
-    let resolution = match check.deniable_keys().next().is_none() || fits_never(check) {
+    let resolution = match check.keys().next().is_none() || fits_never(check) {
         true => waiter.decide(check).await,
         false => waiter.wait(check).await,
     };
@@ -117,7 +117,7 @@ impl Limiter {
         charges: impl IntoIterator<Item = Charge>,
         max_wait: Duration,
     ) -> Result<Decision, StoreError> {
-        let check = Check::new(charges)?;
+        let check = self.begin_check().with(charges)?;
         let decided = self.decide_within(&check, max_wait, WhereOpen::AskAgain);
         decided.await.into_result()
     }

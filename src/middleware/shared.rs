@@ -162,7 +162,7 @@ impl Settings {
         let Some(at_end) = &self.at_end else {
             let usage = usage?;
             let settle = &self.settle;
-            let takes_slots = usage.asked_at_ms().is_some();
+            let takes_slots = usage.facts().asked_at_ms.is_some();
             let is_needed = takes_slots || settle.refunds_unanswered || settle.cost_of.is_some();
             return is_needed.then(|| self.guard_to(None, head, usage));
         };

@@ -129,7 +129,7 @@ pub struct CallInfo<'a> {
 impl<'a> CallInfo<'a> {
     /// Describes the call for a check, without the shadows beside policies that count.
     pub(crate) fn new(kind: CallKind, check: &'a Check) -> Self {
-        match check.charges() {
+        match check.ruled() {
             [] => Self::of(kind, check.shadow_charges()),
             counting => Self::of(kind, counting),
         }

@@ -31,6 +31,7 @@ use std::{cmp::Reverse, sync::Arc, time::Duration};
 
 use self::rule_usage::NEVER_MS;
 pub(crate) use self::tightness::Share;
+pub(crate) use self::usage::{Facts, Origin};
 pub use self::{
     report::{Report, ReportedBlock, ReportedLimit},
     rule_usage::RuleUsage,
@@ -95,13 +96,16 @@ impl Decision {
     /// Returns the decision with all times longer by this much.
     pub(crate) fn later(&self, by: Duration) -> Self {
         let by_ms = millis(by);
-        self.moved(|ms| ms.saturating_add(by_ms).min(NEVER_MS - 1))
+        self.moved(self.usage().check(), |ms| {
+            ms.saturating_add(by_ms).min(NEVER_MS - 1)
+        })
     }
 
-    /// Returns the decision with all times shorter by this much, because it is read later.
-    pub(crate) fn aged(&self, by: Duration) -> Self {
+    /// Returns the decision with all times shorter by this much, because it is read later, as the answer to `check`, whose
+    /// charges have the same rules.
+    pub(crate) fn aged(&self, check: &Check, by: Duration) -> Self {
         let by_ms = millis(by);
-        self.moved(|ms| ms.saturating_sub(by_ms).max(1))
+        self.moved(check, |ms| ms.saturating_sub(by_ms).max(1))
     }
 
     /// Returns this denial, `age_ms` after the store's answer, as the answer to `check`.
@@ -132,41 +136,35 @@ impl Decision {
         Self::of(usage.with_slot_wait(millis(wait)), false).ok()
     }
 
-    /// Returns the decision as one about `check`, which has the same charges with rules.
-    pub(crate) fn about(self, check: &Check) -> Self {
+    fn moved(&self, check: &Check, moved: impl Fn(u64) -> u64) -> Self {
+        let of = |usage: &Usage| usage.moved(check, &moved);
         match self {
-            Self::Allowed(usage) => Self::Allowed(usage.about(check)),
+            Self::Allowed(usage) => Self::Allowed(of(usage)),
             Self::Denied(denial) => Self::Denied(Denial {
-                usage: denial.usage.about(check),
-                ..denial
-            }),
-            Self::Blocked(blocked) => Self::Blocked(blocked),
-        }
-    }
-
-    fn moved(&self, moved: impl Fn(u64) -> u64) -> Self {
-        match self {
-            Self::Allowed(usage) => Self::Allowed(usage.moved(moved)),
-            Self::Denied(denial) => Self::Denied(Denial {
-                usage: denial.usage.moved(moved),
+                usage: of(&denial.usage),
                 ..*denial
             }),
             Self::Blocked(blocked) => Self::Blocked(blocked.moved(moved)),
         }
     }
 
-    /// Marks the decision as one of this process's memory.
-    pub(crate) fn local(self) -> Self {
+    /// Returns the decision as one of this process's memory.
+    pub(crate) fn local(mut self) -> Self {
+        self.usage_mut()
+            .note_all(|facts| facts.origin = Origin::Local);
+        self
+    }
+
+    /// Says more about the answer, before anything else has it.
+    pub(crate) fn note(&mut self, note: impl Fn(&mut Facts)) {
+        self.usage_mut().note(note);
+    }
+
+    fn usage_mut(&mut self) -> &mut Usage {
         match self {
-            Self::Allowed(usage) => Self::Allowed(usage.local()),
-            Self::Denied(denial) => Self::Denied(Denial {
-                usage: denial.usage.local(),
-                ..denial
-            }),
-            Self::Blocked(blocked) => Self::Blocked(Blocked {
-                usage: blocked.usage.local(),
-                ..blocked
-            }),
+            Self::Allowed(usage) => usage,
+            Self::Denied(denial) => &mut denial.usage,
+            Self::Blocked(blocked) => &mut blocked.usage,
         }
     }
 
@@ -214,8 +212,8 @@ impl Decision {
         decided_at_ms: u64,
         rules: Vec<RuleUsage>,
     ) -> Result<Self, StoreError> {
-        let decision = Self::joined(check, true, decided_at_ms, rules)?;
-        decision.usage().mark_leased();
+        let mut decision = Self::joined(check, true, decided_at_ms, rules)?;
+        decision.note(|facts| facts.origin = Origin::Leased);
         Ok(decision)
     }
 

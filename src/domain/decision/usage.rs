@@ -2,7 +2,7 @@
 
 use std::sync::{
     Arc,
-    atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering},
+    atomic::{AtomicU8, Ordering::Relaxed},
 };
 
 use smallvec::SmallVec;
@@ -30,33 +30,38 @@ pub struct Usage {
 }
 
 /// The rare parts of a usage, beside its figures.
-#[derive(Debug)]
+#[derive(Clone, Debug, Default)]
 struct Beside {
     shadow: Option<Decision>,
     /// Set while the store may still admit the check, although the request goes on without its answer.
     late: Option<Arc<Late>>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Inner {
     check: Check,
     decided_at_ms: u64,
     rules: RuleUsages,
-    may_settle: AtomicBool,
-    /// Whether the check holds slots that were not taken yet.
-    has_slots: AtomicBool,
-    /// When the slots were asked for, by the clock of their holder, plus 1; 0 if no limiter asked.
-    asked_at_ms: AtomicU64,
-    /// An [`Origin`].
-    origin: AtomicU8,
-    has_unseen_blocks: AtomicBool,
+    facts: Facts,
+    rights: Rights,
+}
+
+/// What is known about an answer beside its figures, from when it was made on.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Facts {
+    pub(crate) origin: Origin,
+    /// When the slots were asked for, by the clock of their holder; `None` if no limiter asked.
+    pub(crate) asked_at_ms: Option<u64>,
+    /// Whether the store did not look up all blocks, because it decided only a part of the check.
+    pub(crate) has_unseen_blocks: bool,
     /// Whether other charges were alternatives to these.
-    has_alternatives: AtomicBool,
+    pub(crate) has_alternatives: bool,
 }
 
 /// How a decision was made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Origin {
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Origin {
+    #[default]
     Store,
     /// The store has decided while this process held charged units, into which the check may fit.
     StoreWithLeases,
@@ -70,25 +75,28 @@ enum Origin {
     Late,
 }
 
-/// The usage under each rule. Three rules are stored inline, without another allocation; more would be slow to move.
-type RuleUsages = SmallVec<[RuleUsage; 3]>;
+/// The rights that an admission gives once, also to clones: bits.
+#[derive(Debug)]
+struct Rights(AtomicU8);
 
-impl Clone for Inner {
-    fn clone(&self) -> Self {
-        let copy = |flag: &AtomicBool| AtomicBool::new(flag.load(Ordering::Relaxed));
-        Self {
-            check: self.check.clone(),
-            rules: self.rules.clone(),
-            may_settle: copy(&self.may_settle),
-            has_slots: copy(&self.has_slots),
-            asked_at_ms: AtomicU64::new(self.asked_at_ms.load(Ordering::Relaxed)),
-            origin: AtomicU8::new(self.origin.load(Ordering::Relaxed)),
-            has_unseen_blocks: copy(&self.has_unseen_blocks),
-            has_alternatives: copy(&self.has_alternatives),
-            ..*self
-        }
+const SETTLEMENT: u8 = 1;
+const SLOTS: u8 = 2;
+
+impl Rights {
+    fn take(&self, right: u8) -> bool {
+        self.0.fetch_and(!right, Relaxed) & right != 0
     }
 }
+
+/// A copy with other facts has the rights.
+impl Clone for Rights {
+    fn clone(&self) -> Self {
+        Self(AtomicU8::new(self.0.swap(0, Relaxed)))
+    }
+}
+
+/// The usage under each rule. Three rules are stored inline, without another allocation; more would be slow to move.
+type RuleUsages = SmallVec<[RuleUsage; 3]>;
 
 impl Usage {
     /// Computes the usage from the counts, one for each rule of each charge. For stores that answer a settlement.
@@ -97,9 +105,8 @@ impl Usage {
     ///
     /// [`Protocol`](crate::error::StoreErrorKind::Protocol) when the counts do not match this check.
     pub fn settled(check: &Check, now_ms: u64, counts: &[Count]) -> Result<Self, StoreError> {
-        let usage = Self::new(check, true, now_ms, counts)?;
-        usage.take_settlement();
-        usage.take_slots();
+        let mut usage = Self::new(check, true, now_ms, counts)?;
+        usage.edit().rights = Rights(AtomicU8::new(0));
         Ok(usage)
     }
 
@@ -112,7 +119,7 @@ impl Usage {
         let other_rules = || StoreError::protocol("the store returned counts for different rules");
         // The rules are put into their place at once, since they are slow to move.
         let mut usage = Self::of(check, now_ms, RuleUsages::new(), admitted);
-        let usages = &mut Arc::make_mut(&mut usage.inner).rules;
+        let usages = &mut usage.edit().rules;
         usages.reserve(counts.len());
         let mut counts = counts.iter();
         for charge in check.charges() {
@@ -137,21 +144,44 @@ impl Usage {
         check: &Check,
         decided_at_ms: u64,
         rules: impl Into<RuleUsages>,
-        may_settle: bool,
+        is_admitted: bool,
     ) -> Self {
+        let rights = if is_admitted { SETTLEMENT | SLOTS } else { 0 };
         Self {
             inner: Arc::new(Inner {
                 check: check.clone(),
                 decided_at_ms,
                 rules: rules.into(),
-                may_settle: AtomicBool::new(may_settle),
-                has_slots: AtomicBool::new(may_settle),
-                asked_at_ms: AtomicU64::new(0),
-                origin: AtomicU8::new(Origin::Store as u8),
-                has_unseen_blocks: AtomicBool::new(false),
-                has_alternatives: AtomicBool::new(false),
+                facts: Facts::default(),
+                rights: Rights(AtomicU8::new(rights)),
             }),
             beside: None,
+        }
+    }
+
+    /// To change a usage that nothing else has yet: clones keep the old facts.
+    fn edit(&mut self) -> &mut Inner {
+        Arc::make_mut(&mut self.inner)
+    }
+
+    pub(crate) fn facts(&self) -> Facts {
+        self.inner.facts
+    }
+
+    /// Says more about the answer.
+    pub(super) fn note(&mut self, note: impl Fn(&mut Facts)) {
+        note(&mut self.edit().facts);
+    }
+
+    /// The same, also of the shadows.
+    pub(super) fn note_all(&mut self, note: impl Fn(&mut Facts)) {
+        self.note(&note);
+        if let Some(shadow) = self
+            .beside
+            .as_mut()
+            .and_then(|it| Arc::make_mut(it).shadow.as_mut())
+        {
+            shadow.usage_mut().note(note);
         }
     }
 
@@ -185,7 +215,7 @@ impl Usage {
     /// A policy is listed once for each key that was checked.
     pub fn policies(&self) -> impl Iterator<Item = PolicyUsage<'_>> + Clone {
         let mut rest = &self.inner.rules[..];
-        self.inner.check.charges().iter().map(move |charge| {
+        self.inner.check.ruled().iter().map(move |charge| {
             let (rules, others) = rest.split_at(charge.policy().rules().len());
             rest = others;
             PolicyUsage {
@@ -197,7 +227,7 @@ impl Usage {
 
     /// Returns the charges that do not fit, of a denial.
     pub(crate) fn denying(&self) -> impl Iterator<Item = &Charge> {
-        let charges = self.inner.check.charges().iter().zip(self.policies());
+        let charges = self.inner.check.ruled().iter().zip(self.policies());
         let denying = charges.filter(|(_, of_policy)| {
             let mut rules = of_policy.rules().iter();
             rules.any(RuleUsage::is_exceeded)
@@ -247,11 +277,7 @@ impl Usage {
     }
 
     fn is(&self, origin: Origin) -> bool {
-        self.inner.origin.load(Ordering::Relaxed) == origin as u8
-    }
-
-    fn set_origin(&self, origin: Origin) {
-        self.inner.origin.store(origin as u8, Ordering::Relaxed);
+        self.inner.facts.origin == origin
     }
 
     /// Returns whether the store was not called, so that the answer says nothing about the store's health: a denial was
@@ -260,59 +286,40 @@ impl Usage {
         self.is_cached() || self.is(Origin::Leased)
     }
 
-    /// Notes that only leased units were spent.
-    pub(super) fn mark_leased(&self) {
-        self.set_origin(Origin::Leased);
-    }
-
-    /// Notes that the store did not look up all blocks, because it decided only a part of the check.
-    #[cfg(feature = "cluster")]
-    pub(crate) fn note_unseen_blocks(&self) {
-        self.inner.has_unseen_blocks.store(true, Ordering::Relaxed);
-    }
-
-    /// Notes that other charges were alternatives to these.
-    pub(crate) fn note_alternatives(&self) {
-        self.inner.has_alternatives.store(true, Ordering::Relaxed);
-    }
-
-    pub(crate) fn has_alternatives(&self) -> bool {
-        self.inner.has_alternatives.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn has_unseen_blocks(&self) -> bool {
-        self.inner.has_unseen_blocks.load(Ordering::Relaxed)
-    }
-
     /// Returns the usage under the rule at this index.
     pub(super) fn rule(&self, place: usize) -> &RuleUsage {
         &self.inner.rules[place]
     }
 
-    /// Forbids to repeat the denial: this process holds charged units, and the check may fit into them.
-    pub(crate) fn forbid_repeats(&self) {
-        self.set_origin(Origin::StoreWithLeases);
-    }
-
+    /// Returns whether the denial may be repeated. Otherwise this process holds charged units, and the check may fit into
+    /// them.
     pub(crate) fn may_be_repeated(&self) -> bool {
         !self.is(Origin::StoreWithLeases)
     }
 
-    /// Marks this usage, and that of the shadows, as decided by this process's memory.
-    pub(crate) fn local(self) -> Self {
-        self.set_origin(Origin::Local);
-        if let Some(shadow) = self.shadow() {
-            shadow.usage().set_origin(Origin::Local);
-        }
+    /// Returns this usage, with that of the shadows, as decided by this process's memory.
+    pub(crate) fn local(mut self) -> Self {
+        self.note_all(|facts| facts.origin = Origin::Local);
         self
+    }
+
+    /// Returns this usage, with that of the shadows, as the late answer of the store.
+    pub(crate) fn late(mut self) -> Self {
+        self.note_all(|facts| facts.origin = Origin::Late);
+        self
+    }
+
+    pub(crate) fn is_late(&self) -> bool {
+        self.is(Origin::Late)
+    }
+
+    fn beside(&mut self) -> &mut Beside {
+        Arc::make_mut(self.beside.get_or_insert_default())
     }
 
     /// Notes that the store may still admit the check. The final costs of this usage are then those of that answer.
     pub(crate) fn with_late(mut self, late: Late) -> Self {
-        self.beside = Some(Arc::new(Beside {
-            shadow: self.shadow().cloned(),
-            late: Some(Arc::new(late)),
-        }));
+        self.beside().late = Some(Arc::new(late));
         self
     }
 
@@ -338,7 +345,8 @@ impl Usage {
         let Some(late) = self.late_answer() else {
             return;
         };
-        let charges = self.check().all_charges().iter();
+        let (ruled, shadows) = (self.check().ruled(), self.check().shadow_charges());
+        let charges = ruled.iter().chain(shadows);
         let costs: Vec<_> = charges.map(|charge| (charge, cost(charge))).collect();
         if costs.iter().any(|(_, cost)| cost.is_some()) {
             let costs = costs.iter();
@@ -347,23 +355,8 @@ impl Usage {
         }
     }
 
-    /// Marks this usage, and that of the shadows, as the late answer of the store.
-    pub(crate) fn late(&self) {
-        self.set_origin(Origin::Late);
-        if let Some(shadow) = self.shadow() {
-            shadow.usage().set_origin(Origin::Late);
-        }
-    }
-
-    pub(crate) fn is_late(&self) -> bool {
-        self.is(Origin::Late)
-    }
-
     pub(crate) fn with_shadow(mut self, decision: Decision) -> Self {
-        self.beside = Some(Arc::new(Beside {
-            shadow: Some(decision),
-            late: self.late_answer().cloned(),
-        }));
+        self.beside().shadow = Some(decision);
         self
     }
 
@@ -381,26 +374,18 @@ impl Usage {
     pub(super) fn repeated(&self, check: &Check, age_ms: u64) -> Self {
         let rules = self.rules().map(|rule| rule.repeated(age_ms)).collect();
         let decided_at_ms = self.decided_at_ms().saturating_add(age_ms);
-        let repeated = self.copy(check, decided_at_ms, rules);
+        let mut repeated = self.copy(check, decided_at_ms, rules);
         if !self.is_local() {
-            repeated.set_origin(Origin::Cached);
+            repeated.note(|facts| facts.origin = Origin::Cached);
         }
-        Self {
-            beside: None,
-            ..repeated
-        }
+        repeated.beside = None;
+        repeated
     }
 
-    /// Returns this usage for `check`, whose charges have the same rules.
-    pub(super) fn about(mut self, check: &Check) -> Self {
-        Arc::make_mut(&mut self.inner).check = check.clone();
-        self
-    }
-
-    /// Returns a copy to be shown; it cannot be settled.
-    pub(super) fn moved(&self, moved: impl Fn(u64) -> u64) -> Self {
+    /// Returns a copy to be shown, about `check`, whose charges have the same rules; it cannot be settled.
+    pub(super) fn moved(&self, check: &Check, moved: impl Fn(u64) -> u64) -> Self {
         let rules = self.rules().map(|rule| rule.moved(&moved)).collect();
-        self.copy(self.check(), self.decided_at_ms(), rules)
+        self.copy(check, self.decided_at_ms(), rules)
     }
 
     pub(super) fn with_slot_wait(&self, wait_ms: u64) -> Self {
@@ -413,50 +398,32 @@ impl Usage {
 
     /// Returns a copy with other figures; it cannot be settled.
     fn copy(&self, check: &Check, decided_at_ms: u64, rules: RuleUsages) -> Self {
+        let inner = Inner {
+            check: check.clone(),
+            decided_at_ms,
+            rules,
+            facts: self.facts(),
+            rights: Rights(AtomicU8::new(0)),
+        };
         Self {
-            inner: Arc::new(Inner {
-                check: check.clone(),
-                decided_at_ms,
-                rules,
-                // Only the original may be settled, and only once.
-                may_settle: AtomicBool::new(false),
-                has_slots: AtomicBool::new(false),
-                asked_at_ms: AtomicU64::new(0),
-                origin: AtomicU8::new(self.inner.origin.load(Ordering::Relaxed)),
-                has_unseen_blocks: AtomicBool::new(self.has_unseen_blocks()),
-                has_alternatives: AtomicBool::new(self.has_alternatives()),
-            }),
+            inner: Arc::new(inner),
             beside: self.beside.clone(),
         }
     }
 
     /// Returns `true` once for an admission, and `false` afterwards, also for clones.
     pub(crate) fn take_settlement(&self) -> bool {
-        self.inner.may_settle.swap(false, Ordering::Relaxed)
+        self.inner.rights.take(SETTLEMENT)
     }
 
     /// Allows a settlement again: the one that took the right was not sent.
     pub(crate) fn return_settlement(&self) {
-        self.inner.may_settle.store(true, Ordering::Relaxed);
+        self.inner.rights.0.fetch_or(SETTLEMENT, Relaxed);
     }
 
     /// Returns `true` once for an admission, and `false` afterwards, also for clones.
     pub(crate) fn take_slots(&self) -> bool {
-        self.inner.has_slots.swap(false, Ordering::Relaxed)
-    }
-
-    /// Notes when the check was sent that took the slots.
-    pub(crate) fn asked_at(&self, ms: u64) {
-        let since_start = ms.saturating_add(1);
-        self.inner.asked_at_ms.store(since_start, Ordering::Relaxed);
-    }
-
-    /// Returns when the check was sent that took the slots; `None` if no limiter sent it.
-    pub(crate) fn asked_at_ms(&self) -> Option<u64> {
-        self.inner
-            .asked_at_ms
-            .load(Ordering::Relaxed)
-            .checked_sub(1)
+        self.inner.rights.take(SLOTS)
     }
 }
 
@@ -497,13 +464,13 @@ mod tests {
             newest_end_ms: 1_000,
             fits_at_ms: 61_000,
         };
-        let denied = Decision::new(&check, false, 0, &[full]).unwrap();
+        let mut denied = Decision::new(&check, false, 0, &[full]).unwrap();
         let moved = |usage: &Decision| {
             let by = Duration::from_secs(1);
-            [usage.later(by), usage.aged(by)]
+            [usage.later(by), usage.aged(&check, by)]
         };
         assert!(moved(&denied).iter().all(|it| it.usage().may_be_repeated()));
-        denied.usage().forbid_repeats();
+        denied.note(|facts| facts.origin = Origin::StoreWithLeases);
         assert!(!moved(&denied).iter().any(|it| it.usage().may_be_repeated()));
         let repeated = denied.repeated(&check, 5);
         for usage in moved(&repeated).iter().map(Decision::usage) {

@@ -54,3 +54,47 @@ fn the_kinds_of_many_uses_are_noted_and_then_a_policy_is_marked() {
     assert_eq!(published[0].kinds().collect::<Vec<_>>(), ["ip", "user"]);
     assert!(note("ip"), "its mark is over");
 }
+
+#[test]
+fn a_policy_that_is_only_looked_at_is_noted_once_and_again_when_it_is_used() {
+    let publisher = Publisher::default();
+    let policy = Policy::parse("api", "10/1m").unwrap();
+    let is_noted = |cost| {
+        let charge = Charge::new(&policy, Key::new("user", "alice"), cost);
+        let check = Check::new([charge]).unwrap();
+        let is_wanted = check.wanted_by(publisher.number(true)) & UNSEEN != 0;
+        if is_wanted {
+            publisher.note(&check, FailurePolicy::Open, true);
+        }
+        is_wanted
+    };
+    assert!(is_noted(0) && !is_noted(0) && is_noted(1));
+    assert!((1..NOTED).all(|_| is_noted(1)));
+    assert!(!is_noted(0) && !is_noted(1));
+    assert_eq!(publisher.begin().len(), 1);
+    assert!(
+        is_noted(0) && !is_noted(0) && is_noted(1),
+        "its marks are over"
+    );
+}
+
+#[test]
+fn a_policy_without_room_is_noted_once_until_the_next_publication() {
+    let publisher = Publisher::default();
+    let policies: Vec<_> = (0..=MAX_POLICIES)
+        .map(|place| Policy::parse(format!("p{place}"), "10/1m").unwrap())
+        .collect();
+    let is_noted = |policy: &Policy| {
+        let check = Check::new([Charge::new(policy, Key::new("user", "alice"), 1)]).unwrap();
+        let is_wanted = check.wanted_by(publisher.number(true)) & UNSEEN != 0;
+        if is_wanted {
+            publisher.note(&check, FailurePolicy::Open, true);
+        }
+        is_wanted
+    };
+    assert!(policies.iter().all(is_noted));
+    let last = &policies[MAX_POLICIES];
+    assert!(!is_noted(last) && !publisher.all_known().1);
+    publisher.begin();
+    assert!(is_noted(last) && !is_noted(last));
+}

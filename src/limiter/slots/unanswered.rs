@@ -47,10 +47,9 @@ impl Unanswered {
     }
 
     /// Notes when the slots of a decision were asked for.
-    pub(in crate::limiter) fn note(&mut self, decision: &Decision, check: &Check) {
-        let usage = decision.usage();
-        usage.asked_at(self.asked_at_ms);
-        if usage.is_local() {
+    pub(in crate::limiter) fn note(&mut self, decision: &mut Decision, check: &Check) {
+        decision.note(|facts| facts.asked_at_ms = Some(self.asked_at_ms));
+        if decision.usage().is_local() {
             (self.check, self.is_local, self.is_known) = (Some(check.clone()), true, true);
         }
     }

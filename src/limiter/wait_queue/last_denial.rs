@@ -47,10 +47,10 @@ impl LastDenial {
     pub(super) fn decision(&self, check: &Check) -> Decision {
         let denied = Decision::Denied(self.denial.clone());
         let about_it = match self.compares(check, |last, asked| last == asked) {
-            true => denied.about(check), // its contributors may be others
+            true => denied, // its contributors may be others
             false => denied.repeated(check, 0),
         };
-        about_it.aged(self.at.elapsed())
+        about_it.aged(check, self.at.elapsed())
     }
 
     pub(super) fn is_by_slots(&self) -> bool {

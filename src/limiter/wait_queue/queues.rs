@@ -162,7 +162,7 @@ impl Queues {
         }
         self.created += 1;
         let queue = Arc::new(WaitQueue::new(check.clone(), self.created));
-        for key in check.0.deniable_keys() {
+        for key in check.0.keys() {
             let of_key = self.by_key.entry(key.clone()).or_default();
             of_key.queues.insert(queue.number, Arc::clone(&queue));
         }
@@ -192,7 +192,7 @@ impl Queues {
 
     fn forget(&mut self, queue: &WaitQueue) {
         self.by_check.remove(&queue.check);
-        for key in queue.check.0.deniable_keys() {
+        for key in queue.check.0.keys() {
             if let Some(of_key) = self.by_key.get_mut(key) {
                 of_key.queues.remove(&queue.number);
                 if of_key.queues.is_empty() {
@@ -219,7 +219,7 @@ impl PartialEq for QueueOf {
     fn eq(&self, other: &Self) -> bool {
         #[cfg(test)]
         tests::COMPARED.set(tests::COMPARED.get() + 1);
-        self.parts().eq(other.parts()) && self.0.look_ups() == other.0.look_ups()
+        self.parts().eq(other.parts())
     }
 }
 
@@ -230,7 +230,6 @@ impl Hash for QueueOf {
         // Policies of one name are few.
         self.parts()
             .for_each(|(policy, key)| (policy.name(), key).hash(state));
-        self.0.look_ups().hash(state);
     }
 }
 

@@ -56,7 +56,7 @@ impl Admission {
             Ok(true) => return Break(Ok(Pass::Undecided(None))),
             Err(rejection) => return Self::reject(config, rejection),
         }
-        let mut draft = CheckDraft::default();
+        let mut draft = CheckDraft::new(config);
         match draft.charge_known(config, head) {
             Err(rejection) => Self::reject(config, rejection),
             Ok(()) if !config.looks_up => Self::submit(config, draft.build()),
@@ -156,5 +156,5 @@ fn admitted(resolution: Resolution) -> Admitted {
 /// If only shadows were checked and undecided, neither the response nor the handler gets a decision.
 fn decides_something(decision: &Decision) -> bool {
     let usage = decision.usage();
-    !usage.check().charges().is_empty() || usage.shadow().is_some()
+    !usage.check().ruled().is_empty() || usage.shadow().is_some()
 }

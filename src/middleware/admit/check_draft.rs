@@ -38,6 +38,13 @@ pub(super) enum Drafted {
 }
 
 impl CheckDraft {
+    pub(super) fn new(config: &LayerConfig) -> Self {
+        Self {
+            charges: config.limiter.begin_check(),
+            ..Self::default()
+        }
+    }
+
     pub(super) fn build(self) -> Drafted {
         if !self.choices.is_empty() {
             return Drafted::FirstOf(FirstOf::new(self.charges, self.choices));

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use super::{Entries, entry::Entry, table::Table};
 use crate::{
     domain::{
-        decision::Decision,
+        decision::{Decision, Origin},
         error::{StoreError, StoreErrorKind},
         operation::{Operation, Reply},
     },
@@ -40,7 +40,7 @@ impl Seen {
     }
 
     /// Forbids to repeat a denial if units of this process may make the check fit sooner.
-    fn look_at(&self, decision: &Decision) {
+    fn look_at(&self, decision: &mut Decision) {
         if let Decision::Denied(denial) = decision {
             let charges = self.entries.iter().zip(&self.moves);
             let mut denying = charges.zip(denial.usage().policies()).filter(|(_, usage)| {
@@ -48,8 +48,11 @@ impl Seen {
                 rules.any(|rule| rule.is_exceeded())
             });
             let may_fit = |entry: &Arc<Entry>, moves| entry.may_have_units(moves);
-            if denying.any(|((it, moves), _)| it.as_ref().is_some_and(|it| may_fit(it, *moves))) {
-                denial.usage().forbid_repeats();
+            let may_fit =
+                denying.any(|((it, moves), _)| it.as_ref().is_some_and(|it| may_fit(it, *moves)));
+            drop(denying);
+            if may_fit {
+                decision.note(|facts| facts.origin = Origin::StoreWithLeases);
             }
         }
     }

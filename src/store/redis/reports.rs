@@ -25,7 +25,6 @@ use crate::{
         check::Check,
         error::StoreError,
         key::Key,
-        policy::Policy,
         report::{Account, Label, Ranking, Report, Span},
     },
     store::maybe_ready::join_all,
@@ -121,7 +120,7 @@ impl RedisStore {
 
 /// A look at a key, whose answer has the server's time. It needs no other right than a check, and proxies pass it on.
 pub(super) fn look(key: Key) -> Check {
-    Check::of_one(Charge::new(Policy::of_look_ups(), key, 0))
+    Check::of_one(Charge::look(key))
 }
 
 fn ranking(span: Span, mut members: Vec<(String, u64)>) -> Ranking {

@@ -174,9 +174,8 @@ fn join(check: &Check, parts: &Parts, answers: &[Option<Answer>], is_admitted: b
         _ => Usage::unused(&part), // we know nothing about a slot that did not answer
     });
     let (decided_at_ms, rules) = parts.join(check, &usages.collect::<Vec<_>>());
-    let joined = Decision::joined(check, is_admitted, decided_at_ms, rules)?;
-    if decisions().count() < answers.len() {
-        joined.usage().note_unseen_blocks();
-    }
+    let mut joined = Decision::joined(check, is_admitted, decided_at_ms, rules)?;
+    let has_unseen_blocks = decisions().count() < answers.len();
+    joined.note(|facts| facts.has_unseen_blocks = has_unseen_blocks);
     Ok(joined)
 }
