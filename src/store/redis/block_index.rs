@@ -10,13 +10,7 @@
 //! cluster than the block, so separate commands write it: just before a block, and after an unblock that succeeded. A
 //! crash in between leaves an extra identity, which is not listed and expires. An error here changes no block.
 
-use std::{
-    future::poll_fn,
-    pin::{Pin, pin},
-    time::Duration,
-};
-
-use redis::Cmd;
+use std::time::Duration;
 
 use super::{
     RedisStore,
@@ -29,7 +23,6 @@ use crate::{
         check::Check,
         decision::Decision,
         error::StoreError,
-        key::Key,
         operation::{Operation, Reply},
     },
     store::StoreFuture,
@@ -79,88 +72,70 @@ impl RedisStore {
         if index.operations.is_empty() {
             return answer;
         }
-        let (store, sent) = (self.clone(), answer.sent().cloned());
+        let (sent, blocks) = (answer.sent().cloned(), index.look.is_some());
+        let write = within(PATIENCE, index.write(self.clone()));
+        // Warns about the first error, and again after a success.
+        let noted = async {
+            static FAILURES: Quiet = Quiet::new();
+            let written = write.await.unwrap_or(Ok(()));
+            FAILURES.note(&written, warning::blocks_not_indexed);
+        };
         let both = StoreFuture::pending(async move {
-            if index.look.is_none() {
-                let answer = answer.await;
-                if answer.as_ref().is_ok_and(is_done) {
-                    within(PATIENCE, index.write(store)).await;
-                }
-                return answer;
+            if blocks {
+                noted.await;
+                return answer.await;
             }
-            let mut write = pin!(index.write(store));
-            let mut is_written = within(PATIENCE, write.as_mut()).await.is_some();
-            // Written late, an identity is listed all the same.
-            poll_fn(|cx| {
-                is_written = is_written || write.as_mut().poll(cx).is_ready();
-                Pin::new(&mut answer).poll(cx)
-            })
-            .await
+            let answer = answer.await;
+            if answer.as_ref().is_ok_and(is_done) {
+                noted.await;
+            }
+            answer
         });
         both.queued(sent)
-    }
-
-    fn index_operation(&self, operation: &Operation, now_ms: u64) -> Vec<Cmd> {
-        match operation {
-            Operation::Block { key, request } | Operation::Ban { key, request, .. } => {
-                self.index_block(key, request, now_ms)
-            }
-            Operation::Unblock { key } => self.index_unblock(key),
-            _ => Vec::new(),
-        }
-    }
-
-    /// Adds an identity, and removes the identities whose blocks have ended.
-    fn index_block(&self, key: &Key, request: &BlockRequest, now_ms: u64) -> Vec<Cmd> {
-        let name = self.names.block_index();
-        let ends_ms = Block::begin(request.until(), request.source(), now_ms).stored_until_ms();
-        // The store chooses the time of a ban that grows. This is the latest end that it can choose.
-        let longest = match request.times_ms() {
-            [first, .., last] => last.saturating_sub(*first),
-            _ => 0,
-        };
-        let ends_ms = ends_ms.saturating_add(longest);
-        let mut drop_ended = redis::cmd("ZREMRANGEBYSCORE");
-        let ended_ms = now_ms.saturating_sub(SLACK_MS);
-        drop_ended.arg(&name).arg("-inf").arg(ended_ms);
-        let mut add = redis::cmd("ZADD");
-        add.arg(&name).arg("GT").arg(ends_ms);
-        add.arg(self.names.identity(key));
-        vec![drop_ended, add]
-    }
-
-    fn index_unblock(&self, key: &Key) -> Vec<Cmd> {
-        let mut remove = redis::cmd("ZREM");
-        remove.arg(self.names.block_index());
-        remove.arg(self.names.identity(key));
-        vec![remove]
     }
 }
 
 impl IndexUpdate {
-    async fn write(self, store: RedisStore) {
-        note(&self.send(store).await);
-    }
-
-    async fn send(self, store: RedisStore) -> Result<(), StoreError> {
+    async fn write(self, store: RedisStore) -> Result<(), StoreError> {
         let now_ms = match self.look {
             Some(look) => look.await?.usage().decided_at_ms(),
             None => 0,
         };
-        let operations = self.operations.iter();
-        let commands = operations.flat_map(|it| store.index_operation(it, now_ms));
-        let commands = commands.map(|cmd| (store.names.block_index(), cmd));
-        let commands: Vec<_> = commands.collect();
+        let name = store.names.block_index();
+        let index = |command| redis::cmd(command).arg(&name).take();
+        let commands = self.operations.iter().flat_map(|operation| {
+            let identity = operation.key().map(|key| store.names.identity(key));
+            match operation {
+                Operation::Block { request, .. } | Operation::Ban { request, .. } => vec![
+                    // The identities whose blocks have ended.
+                    index("ZREMRANGEBYSCORE")
+                        .arg("-inf")
+                        .arg(now_ms.saturating_sub(SLACK_MS))
+                        .take(),
+                    index("ZADD")
+                        .arg("GT")
+                        .arg(latest_end_ms(request, now_ms))
+                        .arg(identity)
+                        .take(),
+                ],
+                _ => vec![index("ZREM").arg(identity).take()],
+            }
+        });
+        let commands: Vec<_> = commands.map(|cmd| (name.clone(), cmd)).collect();
         let replies = send_all(&store.transports, &commands).await;
         let error = replies.into_iter().find_map(Result::err);
         error.map_or(Ok(()), |error| Err(store_error(&error)))
     }
 }
 
-/// Warns about the first error, and again after a success.
-fn note(result: &Result<(), StoreError>) {
-    static FAILURES: Quiet = Quiet::new();
-    FAILURES.note(result, warning::blocks_not_indexed);
+/// The store chooses the time of a ban that grows. This is the latest end that it can choose.
+fn latest_end_ms(request: &BlockRequest, now_ms: u64) -> u64 {
+    let ends_ms = Block::begin(request.until(), request.source(), now_ms).stored_until_ms();
+    let longest = match request.times_ms() {
+        [first, .., last] => last.saturating_sub(*first),
+        _ => 0,
+    };
+    ends_ms.saturating_add(longest)
 }
 
 /// Whether each operation of a call was done.

@@ -13,12 +13,7 @@ use crate::{
 /// addresses. No text is kept.
 pub(super) fn store_error(error: &RedisError) -> StoreError {
     let code = code(error);
-    let (kind, message) = code.map_or_else(|| of_connection(error), of_server);
-    let is_untouched = match code {
-        Some(code) => is_refused_untouched(code),
-        // Only an attempt to connect is refused, so no command was sent.
-        None => error.is_connection_refusal(),
-    };
+    let (kind, is_untouched, message) = code.map_or_else(|| of_connection(error), of_server);
     let store_error = StoreError::new(kind, message)
         .with_source(Cause::of(error))
         .unsent_if(is_untouched);
@@ -31,7 +26,7 @@ pub(super) fn store_error(error: &RedisError) -> StoreError {
 /// The same for the reply to a command. If its code says nothing that this crate knows, the server's words are in the
 /// log once. A greeting has passwords, which a reply may repeat, so it does not come here.
 pub(super) fn reply_error(error: &RedisError) -> StoreError {
-    if code(error).is_some_and(|code| code == FORBIDDEN || of_server(code).1 == UNKNOWN) {
+    if code(error).is_some_and(|code| code == FORBIDDEN || of_server(code).2 == UNKNOWN) {
         let (code, detail) = (error.code(), error.detail());
         let words = format!(
             "{} {}",
@@ -43,32 +38,6 @@ pub(super) fn reply_error(error: &RedisError) -> StoreError {
         warning::unknown_reply(&printable.take(200).collect::<String>());
     }
     store_error(error)
-}
-
-/// Whether a server that replies with this code has done nothing of the call: it cannot serve at the moment, is not the
-/// one for these keys, knows no user, or takes no write. (It refuses only the first write of a script for these
-/// reasons. `NOPERM` may also refuse a later one.)
-fn is_refused_untouched(code: &str) -> bool {
-    matches!(
-        code,
-        "ASK"
-            | "BUSY"
-            | "CLUSTERDOWN"
-            | "CROSSSLOT"
-            | "DENIED"
-            | "EXECABORT"
-            | "LOADING"
-            | "MASTERDOWN"
-            | "MISCONF"
-            | "MOVED"
-            | "NOAUTH"
-            | "NOREPLICAS"
-            | "OOM"
-            | "READONLY"
-            | "TRYAGAIN"
-            | FULL
-            | NO_UPSTREAM
-    )
 }
 
 /// A redis-rs error without its texts.
@@ -247,60 +216,62 @@ fn quoted(detail: &str) -> Option<&str> {
 
 const UNKNOWN: &str = "the Redis server answered with an error";
 
-fn of_server(code: &str) -> (StoreErrorKind, &'static str) {
+/// The codes of errors, each with its kind; whether the server has done nothing of the call, since it cannot serve at the
+/// moment, is not the one for these keys, knows no user, or takes no write (it refuses only the first write of a script for
+/// these reasons; `NOPERM` may also refuse a later one); and the text.
+#[rustfmt::skip]
+const CODES: [(&str, StoreErrorKind, bool, &str); 28] = {
     use StoreErrorKind::{AccessDenied, Protocol, Refused, Unavailable};
-    let kind = match code {
-        "LOADING" | "BUSY" | "OOM" | CAPACITY | "MISCONF" | "READONLY" | "MASTERDOWN"
-        | "NOREPLICAS" | "CLUSTERDOWN" | "TRYAGAIN" | "MOVED" | "ASK" | QUOTA => Refused,
-        FULL | UPSTREAM | NO_UPSTREAM => Unavailable,
-        NO_DATABASE | "NOAUTH" | "WRONGPASS" | "DENIED" | "NOPROTO" | "NOPERM" | "NOCLUSTER"
-        | FORBIDDEN => AccessDenied,
-        _ => Protocol,
-    };
-    (kind, text_of_server(code))
+    [
+        ("LOADING", Refused, true, "the Redis server is loading its data"),
+        ("BUSY", Refused, true, "the Redis server is busy running a script"),
+        ("OOM", Refused, true, "the Redis server is out of memory"),
+        (CAPACITY, Refused, false, "the Redis server is out of memory"),
+        ("MISCONF", Refused, true, "the Redis server cannot save its data and refuses writes"),
+        ("READONLY", Refused, true, "the Redis server is a read-only replica"),
+        ("MASTERDOWN", Refused, true, "the Redis server is a replica that has lost its primary"),
+        ("NOREPLICAS", Refused, true, "the Redis server has too few replicas to accept writes"),
+        ("CLUSTERDOWN", Refused, true, MOVING),
+        ("TRYAGAIN", Refused, true, MOVING),
+        ("MOVED", Refused, true, MOVING),
+        ("ASK", Refused, true, MOVING),
+        (FULL, Unavailable, true, "the Redis server has no room for a further connection"),
+        (QUOTA, Refused, false, "the Redis service refuses all requests, since its quota is used up"),
+        (UPSTREAM, Unavailable, false, "the proxy cannot reach its Redis server"),
+        (NO_UPSTREAM, Unavailable, true, "the proxy cannot reach its Redis server"),
+        (NO_DATABASE, AccessDenied, false, "the Redis server has no such database"),
+        ("NOAUTH", AccessDenied, true, "the Redis server wants a password"),
+        ("WRONGPASS", AccessDenied, false, "the Redis server refuses this user or password"),
+        ("DENIED", AccessDenied, true, "the Redis server is in protected mode, and wants a password for other machines"),
+        ("NOPROTO", AccessDenied, false, "the Redis server does not speak RESP3"),
+        ("NOPERM", AccessDenied, false, "the Redis user lacks rights that this store needs"),
+        ("NOCLUSTER", AccessDenied, false, "the Redis server is not of a cluster"),
+        (FORBIDDEN, AccessDenied, false, "the Redis server forbids a command that this store needs"),
+        ("CROSSSLOT", Protocol, true, "the keys of one call are in different slots of the Redis cluster"),
+        ("WRONGTYPE", Protocol, false, "a key holds a value of another type, not written by this crate"),
+        ("NOSCRIPT", Protocol, false, "the Redis server does not keep the script"),
+        ("EXECABORT", Protocol, true, UNKNOWN),
+    ]
+};
+const MOVING: &str = "the Redis cluster cannot serve this slot now";
+
+fn of_server(code: &str) -> (StoreErrorKind, bool, &'static str) {
+    let known = CODES.iter().find(|it| it.0 == code);
+    known.map_or((StoreErrorKind::Protocol, false, UNKNOWN), |it| {
+        (it.1, it.2, it.3)
+    })
 }
 
-fn text_of_server(code: &str) -> &'static str {
-    match code {
-        "LOADING" => "the Redis server is loading its data",
-        "BUSY" => "the Redis server is busy running a script",
-        "OOM" | CAPACITY => "the Redis server is out of memory",
-        "MISCONF" => "the Redis server cannot save its data and refuses writes",
-        "READONLY" => "the Redis server is a read-only replica",
-        "MASTERDOWN" => "the Redis server is a replica that has lost its primary",
-        "NOREPLICAS" => "the Redis server has too few replicas to accept writes",
-        "CLUSTERDOWN" | "TRYAGAIN" | "MOVED" | "ASK" => {
-            "the Redis cluster cannot serve this slot now"
-        }
-        FULL => "the Redis server has no room for a further connection",
-        QUOTA => "the Redis service refuses all requests, since its quota is used up",
-        UPSTREAM | NO_UPSTREAM => "the proxy cannot reach its Redis server",
-        NO_DATABASE => "the Redis server has no such database",
-        "NOAUTH" => "the Redis server wants a password",
-        "WRONGPASS" => "the Redis server refuses this user or password",
-        "DENIED" => {
-            "the Redis server is in protected mode, and wants a password for other machines"
-        }
-        "NOPROTO" => "the Redis server does not speak RESP3",
-        "NOPERM" => "the Redis user lacks rights that this store needs",
-        "CROSSSLOT" => "the keys of one call are in different slots of the Redis cluster",
-        "WRONGTYPE" => "a key holds a value of another type, not written by this crate",
-        "NOCLUSTER" => "the Redis server is not of a cluster",
-        "NOSCRIPT" => "the Redis server does not keep the script",
-        FORBIDDEN => "the Redis server forbids a command that this store needs",
-        _ => UNKNOWN,
-    }
-}
-
-fn of_connection(error: &RedisError) -> (StoreErrorKind, &'static str) {
+fn of_connection(error: &RedisError) -> (StoreErrorKind, bool, &'static str) {
     use StoreErrorKind::{AccessDenied, Protocol, Timeout, Unavailable};
     // Only the cause of a failed handshake says whether it will fail again, and redis-rs calls both I/O errors.
     #[cfg(feature = "tls")]
     if let Some(message) = super::tls::handshake_problem(error) {
-        return (AccessDenied, message);
+        return (AccessDenied, false, message);
     }
-    match error.kind() {
-        ErrorKind::AuthenticationFailed => of_server("WRONGPASS"),
+    let (kind, message) = match error.kind() {
+        ErrorKind::AuthenticationFailed => return of_server("WRONGPASS"),
+        ErrorKind::RESP3NotSupported => return of_server("NOPROTO"),
         ErrorKind::InvalidClientConfig => (
             AccessDenied,
             "the Redis URL is invalid, or needs a feature of the redis crate",
@@ -309,19 +280,21 @@ fn of_connection(error: &RedisError) -> (StoreErrorKind, &'static str) {
             AccessDenied,
             "no Redis Sentinel asked knows a primary of this name",
         ),
-        ErrorKind::RESP3NotSupported => of_server("NOPROTO"),
         ErrorKind::Parse | ErrorKind::UnexpectedReturnType => {
             (Protocol, "the Redis server's reply cannot be read")
         }
         ErrorKind::Io if error.is_timeout() => (Timeout, "the Redis server did not answer in time"),
+        // Only an attempt to connect is refused, so no command was sent.
         ErrorKind::Io if error.is_connection_refusal() => {
-            (Unavailable, "the Redis server does not accept connections")
+            let message = "the Redis server does not accept connections";
+            return (Unavailable, true, message);
         }
         ErrorKind::Io if error.is_connection_dropped() => {
             (Unavailable, "the connection to the Redis server was lost")
         }
         _ => (Unavailable, "the Redis server cannot be reached"),
-    }
+    };
+    (kind, false, message)
 }
 
 /// Whether an error means that the connection should be replaced.

@@ -215,13 +215,10 @@ impl Part {
         match Places::of(spec) {
             Places::None => {}
             Places::Ring(places) => {
-                let places = places.get();
-                let size = self.body.len() / usize::try_from(places).ok()?;
+                let size = self.body.len() / usize::try_from(places.get()).ok()?;
                 let wrap = wrap(size)?;
-                for place in 0..places {
-                    let ago = 1 + (newest + places - 1 - place) % places;
-                    let total = modulo(number(&mut bytes, size)?, self.base, wrap);
-                    totals.push((newest.saturating_sub(ago), total));
+                for step in Places::steps(places, newest) {
+                    totals.push((step, modulo(number(&mut bytes, size)?, self.base, wrap)));
                 }
                 totals.sort_unstable();
                 totals.retain(|(step, _)| *step > 0);

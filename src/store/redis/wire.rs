@@ -7,9 +7,9 @@ mod policy;
 
 pub(super) use decode::{Replies, no_reply, number, read_replies};
 pub(super) use encode::Call;
-pub(super) use label::{Places, is_of_a_later_kind, labelled};
 #[cfg(feature = "bb8")]
-pub(super) use label::{label, mark};
+pub(super) use label::label;
+pub(super) use label::{Places, is_of_a_later_kind, labelled};
 
 /// The version of the call, of a stored block and of a stored value, which has it after the labels of the rules.
 pub(super) const VERSION: u8 = 1;

@@ -2,11 +2,12 @@
 //!
 #![doc = include_str!("../../../../docs/guide/transactions.md")]
 
-use std::{fmt, future::poll_fn, pin::pin, sync::Arc, task::Poll, time::Duration};
+use std::{fmt, pin::pin, sync::Arc};
 
 use bb8::Pool;
 use bb8_redis::RedisConnectionManager;
-use tokio::{sync::oneshot, time::sleep};
+use futures_util::future::{Either, select};
+use tokio::sync::oneshot;
 
 use super::{
     RedisStore, background,
@@ -33,9 +34,6 @@ mod lanes;
 mod session;
 mod snapshot;
 mod value;
-
-/// The pause between two attempts to replace a lost connection of the pool.
-const RECONNECT_PAUSE: Duration = Duration::from_millis(100);
 
 type Replies = Vec<Result<Reply, StoreError>>;
 
@@ -127,19 +125,13 @@ impl TransactionStore {
         mut reply: oneshot::Sender<Result<Replies, StoreError>>,
     ) {
         let names = names_of(&self.store.names, &operations);
-        // A caller that leaves while it waits makes room for the next.
-        let turn = {
-            let mut waits = pin!(async {
-                let taken = lanes.take(&names).await;
-                (taken, Session::check_out(&self.pool).await)
-            });
-            let turn = poll_fn(|cx| match waits.as_mut().poll(cx) {
-                Poll::Pending => reply.poll_closed(cx).map(|()| None),
-                ready @ Poll::Ready(_) => ready.map(Some),
-            });
-            turn.await
+        let turn = async {
+            let taken = lanes.take(&names).await;
+            (taken, Session::check_out(&self.pool).await)
         };
-        let Some((taken, session)) = turn else {
+        // A caller that leaves while it waits makes room for the next.
+        let Either::Left(((taken, session), _)) = select(pin!(turn), pin!(reply.closed())).await
+        else {
             return;
         };
         let mut session = match session {
@@ -151,11 +143,8 @@ impl TransactionStore {
         // The next in these lanes begins while this caller is answered.
         drop(taken);
         let _ = reply.send(replies);
-        // The pool cannot hand out a lost connection that is held here. This ends with the last user of the store.
-        let (users, pool) = (Arc::downgrade(&self.lanes), self.pool.clone());
-        drop(self);
-        while session.is_lost() && users.strong_count() > 0 && session.renew(&pool).await.is_err() {
-            sleep(RECONNECT_PAUSE).await;
+        if session.is_lost() {
+            let _ = session.renew(&self.pool).await; // else its next user does
         }
     }
 

@@ -16,7 +16,6 @@ use crate::{
         key::Key,
         policy::Policy,
         rule::Rule,
-        slot_id::SlotId,
         window::{Section, SlotSet},
     },
     store::{
@@ -63,15 +62,12 @@ pub(super) struct Snapshot<'a> {
     cells: Vec<usize>,
 }
 
-/// The contents of a key: a block, counts or slots.
+/// The contents of a key: a block, or counts or slots.
 struct Stored {
     block: Option<HeldBlock>,
     counts: Counts,
-    /// The slots that were read.
-    slots: BTreeSet<(u64, SlotId)>,
-    /// Set by a change: the rules of the last operation that changed the counts. They are written once, however many
-    /// operations change them.
-    changed: Option<Vec<Rule>>,
+    /// A changed key is written once, however many operations change it.
+    is_changed: bool,
 }
 
 impl<'a> Snapshot<'a> {
@@ -120,29 +116,26 @@ impl<'a> Snapshot<'a> {
     fn forget_key(&mut self, name: &Vec<u8>) {
         let place = self.place(name);
         if let Some(stored) = self.stored.get_mut(place) {
-            *stored = Ok(Stored::nothing(Some(Vec::new())));
+            *stored = Ok(Stored::of(Counts::nothing(), true));
         }
     }
 }
 
 impl Stored {
-    const fn nothing(changed: Option<Vec<Rule>>) -> Self {
+    const fn of(counts: Counts, is_changed: bool) -> Self {
         Self {
             block: None,
-            counts: Counts::nothing(0),
-            slots: BTreeSet::new(),
-            changed,
+            counts,
+            is_changed,
         }
     }
 
     fn read(name: &[u8], value: RedisResult<Value>, now_ms: u64) -> Result<Self, StoreError> {
-        let mut stored = Self::nothing(None);
         if let Some(window_ms) = window_of_slots(name) {
             let slots = read_slots(window_ms, parsed(value)?)?;
-            stored.slots = slots.slots().iter().copied().collect();
-            stored.counts = Counts::of_slots(slots);
-            return Ok(stored);
+            return Ok(Self::of(Counts::of_slots(slots), false));
         }
+        let mut stored = Self::of(Counts::nothing(), false);
         let value: Option<Vec<u8>> = parsed(value)?;
         let is_block = name.ends_with(["}:", BLOCKS].concat().as_bytes());
         match value {
@@ -151,10 +144,9 @@ impl Stored {
             Some(value) if !value.is_empty() => {
                 let counts = Counts::read(&value)?;
                 // Nothing counts any more when the key expires.
-                stored.counts = match counts.expires_ms > now_ms {
-                    true => counts,
-                    false => Counts::nothing(counts.expires_ms),
-                };
+                if counts.expires_ms > now_ms {
+                    stored.counts = counts;
+                }
             }
             _ => {}
         }
@@ -162,40 +154,32 @@ impl Stored {
     }
 
     /// Adds the commands that write what was changed.
-    fn write(mut self, name: &[u8], now_ms: u64, longer_ms: u64, cmds: &mut Pipeline) {
-        let Some(rules) = self.changed else {
+    fn write(&self, name: &[u8], now_ms: u64, longer_ms: u64, cmds: &mut Pipeline) {
+        if !self.is_changed {
             return;
-        };
+        }
         // The write is no earlier than the read.
         let ttl_ms = |expires_ms: u64| expires_ms.saturating_sub(now_ms).max(1) + longer_ms;
         let value = match &self.block {
             Some(held) => Some((write_block(held), held.expires_ms())),
             None if window_of_slots(name).is_some() => None,
-            None => {
-                let value = self.counts.write(rules.into_iter(), now_ms);
-                value.map(|value| (value, self.counts.expires_ms))
-            }
+            None => self.counts.write(),
         };
-        match value {
-            Some((value, expires_ms)) => {
-                let cmd = cmds.cmd("SET").arg(name).arg(value);
-                cmd.arg("PX").arg(ttl_ms(expires_ms));
-            }
-            None if self.slots.is_empty() => drop(cmds.cmd("DEL").arg(name)),
-            None => {}
+        if let Some((value, expires_ms)) = value {
+            let cmd = cmds.cmd("SET").arg(name).arg(value);
+            cmd.arg("PX").arg(ttl_ms(expires_ms));
+            return;
         }
+        cmds.cmd("DEL").arg(name);
         let sets = self.counts.entry.sections().iter();
-        let now = sets.filter_map(Section::slots).flat_map(SlotSet::slots);
-        let now: BTreeSet<_> = now.copied().collect();
-        for (_, id) in self.slots.difference(&now) {
-            cmds.cmd("ZREM").arg(name).arg(&id.to_bytes());
-        }
-        for (expiry_ms, id) in now.difference(&self.slots) {
-            let cmd = cmds.cmd("ZADD").arg(name);
-            cmd.arg(*expiry_ms).arg(&id.to_bytes());
-        }
-        if let Some((latest_ms, _)) = now.difference(&self.slots).last() {
-            cmds.cmd("PEXPIRE").arg(name).arg(ttl_ms(*latest_ms));
+        for slots in sets.filter_map(Section::slots).map(SlotSet::slots) {
+            if let Some((last_ms, _)) = slots.back() {
+                let add = cmds.cmd("ZADD").arg(name);
+                for (expiry_ms, id) in slots {
+                    add.arg(*expiry_ms).arg(&id.to_bytes());
+                }
+                cmds.cmd("PEXPIRE").arg(name).arg(ttl_ms(*last_ms));
+            }
         }
     }
 }
@@ -229,13 +213,13 @@ impl Cells for Snapshot<'_> {
     fn write(
         &mut self,
         cell: usize,
-        rules: impl Iterator<Item = Rule> + Clone,
+        _rules: impl Iterator<Item = Rule> + Clone,
         counts: &mut [Count],
         change: impl FnOnce(&mut Entry, &mut [Count]),
     ) -> Result<(), StoreError> {
         let stored = self.at(self.cells[cell])?;
         change(&mut stored.counts.entry, counts);
-        stored.changed = Some(rules.collect());
+        stored.is_changed = true;
         Ok(())
     }
 }
@@ -247,7 +231,7 @@ impl StoreCells for Snapshot<'_> {
         let (block, held) = HeldBlock::request(stored.block.as_ref(), request, now_ms);
         if let Some(held) = held {
             stored.block = Some(held);
-            stored.changed = Some(Vec::new());
+            stored.is_changed = true;
         }
         Ok(block)
     }
@@ -270,7 +254,7 @@ fn parsed<T: FromRedisValue>(value: RedisResult<Value>) -> Result<T, StoreError>
 #[cfg(test)]
 mod tests {
     use std::{
-        iter, slice,
+        slice,
         time::{Duration, Instant},
     };
 
@@ -290,9 +274,9 @@ mod tests {
             unreachable!()
         };
         let queue = StepQueue::from_steps(spec, (1..=STEPS).map(|step| (now_ms - STEPS + step, 1)));
-        let mut counts = Counts::nothing(0);
+        let mut counts = Counts::nothing();
         counts.entry = Entry::of(vec![Section::Steps(queue)]);
-        let value = counts.write(iter::once(rule), now_ms).unwrap();
+        let (value, _) = counts.write().unwrap();
         let check = Check::new([Charge::new(&policy, Key::new("user", "alice"), 1)]).unwrap();
         let check = Operation::Check(check);
         let keys = names_of(&names, slice::from_ref(&check));

@@ -56,11 +56,21 @@ impl Places {
             Some(_) => Self::Queue,
         }
     }
+
+    /// The numbers of the steps in a ring of so many places, in their order.
+    pub(in crate::store::redis) fn steps(
+        places: NonZeroU64,
+        newest: u64,
+    ) -> impl Iterator<Item = u64> {
+        let places = places.get();
+        (0..places)
+            .map(move |place| newest.saturating_sub(1 + (newest + places - 1 - place) % places))
+    }
 }
 
 /// An even number of 48 bits, never 0, for values that have sections with these labels and no others: the script compares it
 /// instead of the labels. Values with wide entries have the next number.
-pub(in crate::store::redis) fn mark(labels: &[[u64; 2]]) -> u64 {
+pub(super) fn mark(labels: &[[u64; 2]]) -> u64 {
     // The golden ratio, as in Fibonacci hashing: all bits of a label reach the highest ones.
     const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
     let mut mark = u64::from(VERSION);
