@@ -17,7 +17,7 @@ use tokio::time::Instant;
 #[doc(hidden)] // The limiter has these methods for users; tests call stores directly.
 pub use self::ext::StoreExt;
 #[cfg(feature = "redis")]
-use self::redis::queued::Queued;
+use self::redis::Queued;
 pub use crate::domain::{
     check::{Check, CheckBatch},
     decision::Count,

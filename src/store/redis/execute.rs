@@ -1,9 +1,6 @@
 //! The operations of a store as calls of the script.
 
-use std::{
-    sync::Arc,
-    time::{SystemTime, UNIX_EPOCH},
-};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use redis::{RedisError, Value};
 
@@ -24,7 +21,7 @@ use crate::{
     store::{
         CallFuture, StoreFuture, TIMED_OUT,
         ext::ANOTHER_REPLY,
-        redis::queued::{Lines, Queued, Task},
+        redis::shared_calls::queued::{Queued, Task},
         sent::Sent,
     },
 };
@@ -48,8 +45,7 @@ impl RedisStore {
     ) -> StoreFuture<T> {
         let task = task.into();
         if let Some(calls) = &self.shared {
-            let lines = Arc::clone(calls) as Arc<dyn Lines>;
-            return StoreFuture::in_line(Queued::new(lines, task, read));
+            return StoreFuture::in_line(Queued::new(calls, task, read));
         }
         let sent = Sent::queued();
         let reply = self.execute_alone(task.into_operation(), Some(sent.clone()));
@@ -86,7 +82,9 @@ impl RedisStore {
         let store = self.clone();
         async move {
             #[cfg(feature = "cluster")]
-            let key = store.routing_key(operations.as_ref().first());
+            let key = operations.as_ref().first().map_or_else(Vec::new, |first| {
+                store.routing_key(first.check(), first.key())
+            });
             #[cfg(not(feature = "cluster"))]
             let key = [];
             let transport = store.transports.here().map_err(|_| NO_RUNTIME)?;

@@ -28,7 +28,6 @@ pub mod inspect;
 mod key_names;
 mod operations;
 mod policies;
-pub(super) mod queued;
 mod set_clock;
 #[cfg(feature = "cluster")]
 mod several_slots;
@@ -45,6 +44,7 @@ pub use connection::RedisServer;
 use key_names::Names;
 use set_clock::SetClock;
 use shared_calls::CallQueues;
+pub(super) use shared_calls::queued::Queued;
 use transport::{Transport, Transports};
 
 /// Keeps the counts in Redis, so that all replicas of a service share them. Cheap to clone.

@@ -5,6 +5,8 @@ use std::slice;
 use super::{RedisStore, block_index::are_done, connection::reconnects, inspect::Inspector};
 #[cfg(doc)]
 use crate::store::redis::deployment;
+#[cfg(feature = "cluster")]
+use crate::{domain::operation::answer_of, store::ext::read};
 use crate::{
     domain::{check::Check, decision::Decision},
     store::{CallFuture, Operation, Reply, Store, StoreFuture, one_by_one},
@@ -18,16 +20,17 @@ use crate::{
 impl Store for RedisStore {
     fn check(&self, check: &Check) -> StoreFuture<Decision> {
         #[cfg(feature = "cluster")]
-        if let Some(answer) = self.check_several_slots(check) {
-            return answer;
+        if let Some(reply) = self.in_several_slots(Some(check), || Operation::Check(check.clone()))
+        {
+            return read(reply, answer_of!(Check));
         }
         self.check_one_slot(check)
     }
 
     fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
         #[cfg(feature = "cluster")]
-        if let Some(answer) = self.execute_several_slots(&operation) {
-            return answer;
+        if let Some(reply) = self.in_several_slots(operation.check(), || operation.clone()) {
+            return reply;
         }
         match operation {
             Operation::ListBlocks { most } => {

@@ -15,7 +15,7 @@ use std::{future::ready, time::Duration};
 use futures_util::stream::{FuturesUnordered, Stream, StreamExt, iter};
 use tokio::time::Instant;
 
-use super::hash_slots::{Parts, TOO_LATE, in_time, within};
+use super::{Parts, TOO_LATE, in_time, within};
 use crate::{
     domain::{
         check::Check,
@@ -38,14 +38,11 @@ use crate::{
 /// timeout of a limiter.
 const GRACE: Duration = Duration::from_millis(50);
 
-/// How long a roll-back is tried that was surely not sent.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// How long the answer of a slot is waited for, to roll it back, and how long a roll-back is tried that was surely not sent.
+const LATEST: Duration = Duration::from_secs(60);
 
 /// Between the first two tries; each further pause is twice as long.
 const PAUSE: Duration = Duration::from_millis(250);
-
-/// How long the answer of a slot is waited for, to roll it back.
-const LATEST: Duration = Duration::from_secs(60);
 
 type Answer = Result<Decision, StoreError>;
 
@@ -68,9 +65,8 @@ impl RedisStore {
         let end = Instant::now() + PART_TIMEOUT;
         let rest = || end.saturating_duration_since(Instant::now());
         while let Some(Some((place, answer))) = timer::within(rest(), asked.next()).await {
-            let is_refused = !admits(&answer);
             answers[place] = Some(answer);
-            if is_refused {
+            if !answers[place].as_ref().is_some_and(admits) {
                 break;
             }
         }
@@ -130,7 +126,7 @@ impl RedisStore {
         let refund = Operation::Settle(Settlement::new(usage, |_| 0)?.taking_back());
         let returns = slots.into_iter().map(Operation::Return);
         let operations: Vec<_> = returns.chain([refund]).collect();
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + LATEST;
         let mut pause = PAUSE;
         loop {
             let mut replies = in_time(self.call(operations.clone())).await;

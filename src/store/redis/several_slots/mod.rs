@@ -1,6 +1,287 @@
-//! Operations whose keys are in several slots of a cluster, each slot on some node.
+//! Operations whose keys are in several slots of a cluster, each slot on some node: each part of the charges is executed
+//! apart, at the same time. And calls of several operations: one call of the script for each slot.
 
-mod call_by_slot;
 mod cross_slot;
-mod hash_slots;
 mod moving;
+
+use std::{collections::HashMap, time::Duration};
+
+use redis::cluster_routing::Slot;
+use tokio::{runtime::Handle, sync::oneshot};
+
+use super::{
+    RedisStore, background,
+    connection::PART_TIMEOUT,
+    error::{NO_RUNTIME, SHUT_DOWN},
+};
+use crate::{
+    domain::{
+        charge::Charge,
+        check::{Check, CheckBatch},
+        decision::{Decision, RuleUsage, Usage},
+        error::{StoreError, StoreErrorKind},
+        key::Key,
+        operation::{Operation, Reply, answer_of},
+        settlement::Settlement,
+    },
+    store::{CallFuture, Store, StoreFuture, ext::read, maybe_ready::join_all, sent::Sent},
+    timer,
+};
+
+type Replies = Vec<Result<Reply, StoreError>>;
+
+/// The operations of each slot, with their positions in the caller's list.
+type Calls = HashMap<Slot, (Vec<usize>, Vec<Operation>)>;
+
+/// The charges of a check that count, in parts that are decided apart.
+#[derive(Default)]
+struct Parts {
+    /// The indices of the charges of each part.
+    charges: Vec<Vec<usize>>,
+    /// Whether each part is a key of a slot that is being moved.
+    are_keys: bool,
+}
+
+impl Parts {
+    /// The check of each part. That of a key reads no block, which is another key.
+    fn of(&self, check: &Check) -> impl Iterator<Item = Check> {
+        let enforces_blocks = check.enforces_blocks() && !self.are_keys;
+        let parts = self.charges.iter().map(|charges| check.pick(charges));
+        parts.map(move |part| part.enforce_blocks(enforces_blocks))
+    }
+
+    /// Returns the first known decision time of the parts, and the usage of the whole check in the order of the charges.
+    fn join(&self, check: &Check, usages: &[Usage]) -> (u64, Vec<RuleUsage>) {
+        let mut times = usages.iter().map(Usage::decided_at_ms);
+        let decided_at_ms = times.find(|time| *time > 0).unwrap_or(0);
+        let mut rules: Vec<&[RuleUsage]> = vec![&[]; check.charges().len()];
+        for (charges, usage) in self.charges.iter().zip(usages) {
+            for (index, of_policy) in charges.iter().zip(usage.policies()) {
+                rules[*index] = of_policy.rules();
+            }
+        }
+        (decided_at_ms, rules.concat())
+    }
+}
+
+impl RedisStore {
+    /// Executes the operations of each slot in one call, in their order, and all calls at the same time. An operation
+    /// with keys in several slots waits for all before it, and all after it wait for it.
+    pub(super) fn call_by_slot(&self, operations: Vec<Operation>) -> CallFuture {
+        let store = self.clone();
+        StoreFuture::pending(async move {
+            Handle::try_current().map_err(|_| NO_RUNTIME)?;
+            let mut replies: Replies = operations.iter().map(|_| Err(TOO_LATE)).collect();
+            let mut calls = Calls::new();
+            for (place, operation) in operations.into_iter().enumerate() {
+                if let Some(slot) = store.only_slot(&operation) {
+                    let (places, of_slot) = calls.entry(slot).or_default();
+                    places.push(place);
+                    of_slot.push(operation);
+                } else {
+                    store.send(&mut calls, &mut replies).await;
+                    replies[place] = store.execute(operation).await;
+                }
+            }
+            store.send(&mut calls, &mut replies).await;
+            Ok(replies)
+        })
+    }
+
+    /// Sends these calls at the same time, and puts the replies into their places.
+    async fn send(&self, calls: &mut Calls, replies: &mut Replies) {
+        let calls = calls.drain().map(|(_, (places, operations))| {
+            let answers = in_time(self.call_one_slot(operations));
+            (places, Box::pin(answers))
+        });
+        let (places, answers): (Vec<_>, Vec<_>) = calls.unzip();
+        for (places, answer) in places.into_iter().zip(join_all(answers).await) {
+            let answers = answer.unwrap_or_else(|error| vec![Err(error); places.len()]);
+            for (place, reply) in places.into_iter().zip(answers) {
+                replies[place] = reply;
+            }
+        }
+    }
+
+    /// The answer to an operation with the keys of this check, if they are in several slots.
+    pub(super) fn in_several_slots(
+        &self,
+        check: Option<&Check>,
+        operation: impl FnOnce() -> Operation,
+    ) -> Option<StoreFuture<Reply>> {
+        let parts = self.several_slots(check?)?;
+        let (store, operation, sent) = (self.clone(), operation(), Sent::queued());
+        let leaves = Leaves(sent.clone());
+        let reply = StoreFuture::pending(async move {
+            let Leaves(sent) = &leaves;
+            store.execute_apart(operation, parts, sent.clone()).await
+        });
+        Some(reply.queued(Some(sent)))
+    }
+
+    /// Executes an operation on each part of the charges that count. `sent` is for all parts. The work goes on when the
+    /// caller leaves, and when the runtime ends, in the back room.
+    async fn execute_apart(
+        &self,
+        operation: Operation,
+        parts: Parts,
+        sent: Sent,
+    ) -> Result<Reply, StoreError> {
+        Handle::try_current().map_err(|_| NO_RUNTIME)?;
+        let store = self.clone();
+        let work = async move {
+            Ok(match operation {
+                Operation::Check(check) => {
+                    Reply::Check(store.check_apart(&check, &parts, &sent).await?)
+                }
+                Operation::CheckBatch(batch) => {
+                    Reply::CheckBatch(store.check_one_by_one(&batch, &parts, &sent).await?)
+                }
+                Operation::Settle(settlement) => {
+                    Reply::Settle(store.settle_apart(&settlement, &parts, &sent).await?)
+                }
+                other => store.execute_alone(other, None).await?,
+            })
+        };
+        let (caller, answer) = oneshot::channel();
+        background::outlive(async {
+            let _ = caller.send(work.await);
+        });
+        answer.await.unwrap_or(Err(SHUT_DOWN))
+    }
+
+    /// Decides the checks of a batch one after another. Behind the first that is not admitted, none is.
+    async fn check_one_by_one(
+        &self,
+        batch: &CheckBatch,
+        parts: &Parts,
+        sent: &Sent,
+    ) -> Result<Vec<Decision>, StoreError> {
+        let mut decisions = Vec::new();
+        for place in 0..batch.count() {
+            let decision = self.check_apart(batch.nth(place), parts, sent).await?;
+            if !decision.is_allowed() {
+                decisions.resize(batch.count().into(), decision);
+                break;
+            }
+            decisions.push(decision);
+        }
+        Ok(decisions)
+    }
+
+    /// Settles all parts at the same time. If one fails, others may have been settled, unless all fail before they are
+    /// sent.
+    async fn settle_apart(
+        &self,
+        settlement: &Settlement,
+        parts: &Parts,
+        sent: &Sent,
+    ) -> Result<Usage, StoreError> {
+        let settle = |charges: &Vec<usize>| {
+            let part = Operation::Settle(settlement.pick(charges));
+            Box::pin(in_time(self.execute_part(part, sent, answer_of!(Settle))))
+        };
+        let answers = join_all(parts.charges.iter().map(settle).collect()).await;
+        let mut errors = answers.iter().map(|answer| answer.as_ref().err());
+        let is_unsent = errors.all(|error| error.is_some_and(StoreError::is_unsent));
+        let usages: Result<Vec<_>, _> = answers.into_iter().collect();
+        let usages = usages.map_err(|error| error.maybe_sent().unsent_if(is_unsent))?;
+        let check = settlement.check();
+        let (decided_at_ms, rules) = parts.join(check, &usages);
+        Ok(Usage::joined(check, decided_at_ms, rules))
+    }
+
+    /// The parts of a check by slot, if its keys, including shadows, are in several.
+    fn several_slots(&self, check: &Check) -> Option<Parts> {
+        let may_be = self.transports.is_cluster() && check.all_charges().len() > 1;
+        if !may_be || self.common_slot(check).is_some() {
+            return None;
+        }
+        let (mut slots, mut parts) = (Vec::new(), Parts::default());
+        for (index, charge) in check.charges().iter().enumerate() {
+            let slot = self.slot(charge.key());
+            match slots.iter().position(|other| *other == slot) {
+                Some(part) => parts.charges[part].push(index),
+                None => {
+                    slots.push(slot);
+                    parts.charges.push(vec![index]);
+                }
+            }
+        }
+        Some(parts)
+    }
+
+    /// Executes a part, unless the caller leaves before any of those that share the mark is sent. A part can share a call
+    /// with others.
+    fn execute_part<T: Send + 'static>(
+        &self,
+        part: Operation,
+        sent: &Sent,
+        answer: fn(Reply) -> Option<T>,
+    ) -> StoreFuture<T> {
+        if self.shared.is_none() {
+            let reply = self.execute_alone(part, Some(sent.clone()));
+            return read(StoreFuture::pending(reply), answer);
+        }
+        let mut answer = self.execute_one(part, answer);
+        answer.share(sent);
+        answer
+    }
+
+    /// The slot of all keys of a check, including shadows; `None` for keys in several, or no keys.
+    fn common_slot(&self, check: &Check) -> Option<Slot> {
+        let mut slots = check
+            .all_charges()
+            .iter()
+            .map(|charge| self.slot(charge.key()));
+        let first = slots.next()?;
+        slots.all(|slot| slot == first).then_some(first)
+    }
+
+    /// The slot of an operation; `None` for keys in several, or no keys.
+    fn only_slot(&self, operation: &Operation) -> Option<Slot> {
+        match operation.check() {
+            Some(check) => self.common_slot(check),
+            None => operation.key().map(|key| self.slot(key)),
+        }
+    }
+
+    /// The name of a key in the only slot of an operation; empty without keys.
+    pub(super) fn routing_key(&self, check: Option<&Check>, key: Option<&Key>) -> Vec<u8> {
+        let charge = check.and_then(|check| check.all_charges().first());
+        let key = charge.map(Charge::key).or(key);
+        key.map(|key| self.names.name("", key)).unwrap_or_default()
+    }
+
+    /// The slot of all keys of an identity, whatever the policy.
+    fn slot(&self, key: &Key) -> Slot {
+        Slot::for_key(self.names.name("", key))
+    }
+}
+
+/// Notes that the caller of several parts leaves.
+struct Leaves(Sent);
+
+impl Drop for Leaves {
+    fn drop(&mut self) {
+        self.0.leave();
+    }
+}
+
+/// Waits for the answer of one part. A part that was not sent by the end of that time is never sent.
+async fn in_time<T>(answer: StoreFuture<T>) -> Result<T, StoreError> {
+    within(PART_TIMEOUT, answer).await
+}
+
+/// The same within another time.
+async fn within<T>(time: Duration, mut answer: StoreFuture<T>) -> Result<T, StoreError> {
+    match timer::within(time, &mut answer).await {
+        Some(result) => result,
+        None => Err(TOO_LATE.unsent_if(answer.is_never_sent())),
+    }
+}
+
+const TOO_LATE: StoreError = StoreError::new(
+    StoreErrorKind::Timeout,
+    "a part of the Redis cluster did not answer in time",
+);

@@ -9,7 +9,7 @@
 
 use std::time::UNIX_EPOCH;
 
-use super::hash_slots::Parts;
+use super::Parts;
 use crate::{
     domain::{
         block::{BLOCKS, STRIKES, Until},

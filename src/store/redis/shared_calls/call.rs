@@ -11,7 +11,7 @@ use std::{
 
 use smallvec::{SmallVec, smallvec};
 
-use super::{Slab, call_queue::Waiting};
+use super::{Slab, call_queue::Waiting, queued::Task};
 use crate::{
     domain::{
         charge::Charge,
@@ -19,7 +19,7 @@ use crate::{
         error::StoreError,
         key::Key,
     },
-    store::{Operation, Reply, redis::queued::Task, sent::Sent},
+    store::{Operation, Reply, sent::Sent},
     timer::LazySleep,
 };
 

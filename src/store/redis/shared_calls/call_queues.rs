@@ -11,13 +11,10 @@ use std::{fmt, sync::Arc};
 use redis::cluster_routing::Slot;
 use tokio::runtime::Handle;
 
-use super::{SharedCall, SharedCalls, Slab, call_queue::CallQueue};
+use super::{SharedCall, SharedCalls, Slab, call_queue::CallQueue, queued::Task};
 use crate::{
     domain::error::StoreError,
-    store::{
-        redis::queued::{Line, Lines, Task},
-        redis::{RedisStore, by_runtime::ByRuntime, error::NO_RUNTIME, transport::Transport},
-    },
+    store::redis::{RedisStore, by_runtime::ByRuntime, error::NO_RUNTIME},
 };
 
 /// The shared calls of a store with these settings.
@@ -31,20 +28,16 @@ pub(in crate::store::redis) struct CallQueues {
 
 /// The calls of one runtime.
 #[derive(Clone)]
-enum OfRuntime {
-    Server(Arc<SharedCalls>),
+struct OfRuntime {
+    /// Those to the server; on a cluster, of no slot.
+    calls: Arc<SharedCalls>,
+    /// Those to each slot of a cluster that was used: some hundred bytes each, for at most 16 384 slots.
     #[cfg(feature = "cluster")]
-    Cluster(Arc<BySlot>),
+    slots: Option<Arc<BySlot>>,
 }
 
-/// The calls to each slot that was used: some hundred bytes each, for at most 16 384 slots.
 #[cfg(feature = "cluster")]
-struct BySlot {
-    runtime: Handle,
-    transport: Transport,
-    slab: Arc<Slab>,
-    slots: Mutex<HashMap<Slot, Arc<SharedCalls>>>,
-}
+type BySlot = Mutex<HashMap<Slot, Arc<SharedCalls>>>;
 
 impl fmt::Debug for CallQueues {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -62,67 +55,49 @@ impl CallQueues {
     }
 
     fn of_runtime(&self, runtime: &Handle) -> OfRuntime {
-        let slab = Arc::new(Slab::new());
-        let transport = self.store.transports.inside();
-        #[cfg(feature = "cluster")]
-        if transport.is_cluster() {
-            return OfRuntime::Cluster(Arc::new(BySlot {
+        OfRuntime {
+            calls: Arc::new(SharedCalls {
+                store: self.store.clone(),
+                transport: self.store.transports.inside(),
                 runtime: runtime.clone(),
-                transport,
-                slab,
-                slots: Mutex::default(),
-            }));
+                routing_key: Box::default(),
+                queue: CallQueue::new(self.in_flight, SharedCall::gather),
+                slab: Arc::new(Slab::new()),
+            }),
+            #[cfg(feature = "cluster")]
+            slots: self.store.transports.is_cluster().then(Arc::default),
         }
-        OfRuntime::Server(self.calls(runtime, &transport, &slab, Box::default()))
     }
 
-    fn calls(
-        &self,
-        runtime: &Handle,
-        transport: &Transport,
-        slab: &Arc<Slab>,
-        routing_key: Box<[u8]>,
-    ) -> Arc<SharedCalls> {
-        Arc::new(SharedCalls {
-            store: self.store.clone(),
-            transport: transport.clone(),
-            runtime: runtime.clone(),
-            routing_key,
-            queue: CallQueue::new(self.in_flight, SharedCall::gather),
-            slab: Arc::clone(slab),
-        })
-    }
-}
-
-impl Lines for CallQueues {
+    /// The calls of the current runtime for this task.
     #[cfg_attr(
         not(feature = "cluster"),
         expect(unused_variables, reason = "there is one server")
     )]
-    fn here(&self, task: &Task) -> Result<Arc<dyn Line>, StoreError> {
+    pub(super) fn here(&self, task: &Task) -> Result<Arc<SharedCalls>, StoreError> {
         let here = self.runtimes.here(|runtime| self.of_runtime(runtime));
         let here = here.ok_or(NO_RUNTIME)?;
-        match here {
-            OfRuntime::Server(calls) => Ok(calls as _),
-            #[cfg(feature = "cluster")]
-            OfRuntime::Cluster(by_slot) => {
-                let BySlot {
-                    runtime,
-                    transport,
-                    slab,
-                    slots,
-                } = &*by_slot;
-                // All keys of the task are in one slot. One without keys goes to any.
-                let key = match task {
-                    Task::Check(check) => self.store.routing_key_of_check(check),
-                    Task::Other(operation) => self.store.routing_key(Some(operation)),
-                };
-                let slot = Slot::for_key(&key);
-                let mut slots = slots.lock().unwrap_or_else(PoisonError::into_inner);
-                let new = || self.calls(runtime, transport, slab, key.into());
-                let calls = slots.entry(slot).or_insert_with(new);
-                Ok(Arc::clone(calls) as _)
-            }
+        #[cfg(feature = "cluster")]
+        if let Some(slots) = &here.slots {
+            // All keys of the task are in one slot. One without keys goes to any.
+            let of_other = match task {
+                Task::Check(_) => None,
+                Task::Other(operation) => operation.key(),
+            };
+            let key = self.store.routing_key(task.check(), of_other);
+            let mut slots = slots.lock().unwrap_or_else(PoisonError::into_inner);
+            let calls = slots.entry(Slot::for_key(&key)).or_insert_with(|| {
+                Arc::new(SharedCalls {
+                    store: self.store.clone(),
+                    transport: here.calls.transport.clone(),
+                    runtime: here.calls.runtime.clone(),
+                    routing_key: key.into(),
+                    queue: CallQueue::new(self.in_flight, SharedCall::gather),
+                    slab: Arc::clone(&here.calls.slab),
+                })
+            });
+            return Ok(Arc::clone(calls));
         }
+        Ok(here.calls)
     }
 }

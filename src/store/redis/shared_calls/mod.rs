@@ -14,6 +14,7 @@ mod call;
 mod call_queue;
 mod call_queues;
 mod deadlines;
+pub(in crate::store) mod queued;
 mod slab;
 mod sync {
     pub(super) use std::sync::*;
@@ -29,23 +30,17 @@ use tokio::{runtime::Handle, time::Instant};
 
 use super::{
     RedisStore, background,
-    error::SHUT_DOWN,
     transport::{Transport, unreached},
 };
-use crate::{
-    domain::error::StoreError,
-    store::{
-        Reply,
-        redis::queued::{Asked, Line, Place, Waited},
-    },
-};
+use crate::{domain::error::StoreError, store::Reply};
 use call::{Request, Seat, SharedCall, Waiter};
 use call_queue::CallQueue;
 pub(super) use call_queues::CallQueues;
-use slab::End;
+use queued::{Asked, Place};
 
 /// The seats of all callers of a store in one runtime.
 type Slab = slab::Slab<Result<Reply, StoreError>>;
+type End = slab::End<Result<Reply, StoreError>>;
 
 /// The calls to one server, or to one slot of a cluster, in one runtime.
 pub(super) struct SharedCalls {
@@ -88,10 +83,9 @@ impl SharedCalls {
         });
         background::spawn_in(&self.runtime, task);
     }
-}
 
-impl Line for SharedCalls {
-    fn enter(self: Arc<Self>, asked: Asked, caller: &Waker) -> Place {
+    /// Lets an operation in; the end of the wait wakes its caller.
+    fn enter(self: &Arc<Self>, asked: Asked, caller: &Waker) -> Place {
         let deadline = asked.timeout.map(|timeout| Instant::now() + timeout);
         let (seat, begins_keeper) = self.slab.enter(caller.clone(), deadline);
         if begins_keeper {
@@ -118,19 +112,17 @@ impl Line for SharedCalls {
         }
     }
 
-    fn poll(&self, place: &mut Place, caller: &Waker) -> Poll<Waited> {
-        self.slab.poll(place.seat, caller).map(|end| match end {
-            End::Answered(reply) => Waited::Answered(reply),
-            End::Lost { is_unsent } => Waited::Answered(Err(SHUT_DOWN.unsent_if(is_unsent))),
-            End::Late { is_unsent } => {
-                if is_unsent {
-                    self.queue.leave(place.ticket);
-                }
-                Waited::Late { is_unsent }
-            }
-        })
+    /// Returns the end of the wait. Then the caller has left, unless it can wait on for an operation that was sent.
+    fn poll(&self, place: &Place, caller: &Waker) -> Poll<End> {
+        let end = self.slab.poll(place.seat, caller);
+        if matches!(end, Poll::Ready(End::Late { is_unsent: true })) {
+            self.queue.leave(place.ticket);
+        }
+        end
     }
 
+    /// Lets the caller out if the operation was not sent, and returns whether that is so. Otherwise, it waits on without a
+    /// deadline.
     fn is_never_sent(&self, place: &Place) -> bool {
         let is_never_sent = self.slab.is_never_sent(place.seat);
         if is_never_sent {
@@ -139,6 +131,7 @@ impl Line for SharedCalls {
         is_never_sent
     }
 
+    /// Lets the caller out.
     fn leave(&self, place: &Place) {
         self.slab.leave(place.seat);
         self.queue.leave(place.ticket);

@@ -1,4 +1,4 @@
-//! [`Queued`]: an operation that waits for its turn in a [`Line`], and then for its reply.
+//! [`Queued`]: an operation that waits for its turn, and then for its reply.
 
 use std::{
     mem,
@@ -10,53 +10,32 @@ use std::{
 
 use tokio::time::Instant;
 
+use super::{CallQueues, End, SharedCalls};
+
 use crate::{
     domain::{
         check::Check,
         error::StoreError,
         operation::{Operation, Reply},
     },
-    store::{TIMED_OUT, ext::ANOTHER_REPLY, sent::Sent},
+    store::{TIMED_OUT, ext::ANOTHER_REPLY, redis::error::SHUT_DOWN, sent::Sent},
 };
 
-/// The lines of a store, one for each runtime.
-pub(crate) trait Lines: Send + Sync {
-    /// The line of the current runtime for this operation.
-    fn here(&self, task: &Task) -> Result<Arc<dyn Line>, StoreError>;
-}
-
-/// The callers that wait for the calls of a store in one runtime.
-pub(crate) trait Line: Send + Sync {
-    /// Lets an operation in; the end of the wait wakes its caller.
-    fn enter(self: Arc<Self>, asked: Asked, caller: &Waker) -> Place;
-
-    /// Returns the reply, or the error, when the wait has ended. Then the caller has left, unless it can wait on for an
-    /// operation that was sent.
-    fn poll(&self, place: &mut Place, caller: &Waker) -> Poll<Waited>;
-
-    /// Lets the caller out if the operation was not sent, and returns whether that is so. Otherwise, it waits on without a
-    /// deadline.
-    fn is_never_sent(&self, place: &Place) -> bool;
-
-    /// Lets the caller out.
-    fn leave(&self, place: &Place);
-}
-
 /// An operation that is small to move: most are checks.
-pub(crate) enum Task {
+pub(in crate::store::redis) enum Task {
     Check(Check),
     Other(Box<Operation>),
 }
 
 impl Task {
-    pub(crate) fn check(&self) -> Option<&Check> {
+    pub(in crate::store::redis) fn check(&self) -> Option<&Check> {
         match self {
             Self::Check(check) => Some(check),
             Self::Other(operation) => operation.check(),
         }
     }
 
-    pub(crate) fn into_operation(self) -> Operation {
+    pub(in crate::store::redis) fn into_operation(self) -> Operation {
         match self {
             Self::Check(check) => Operation::Check(check),
             Self::Other(operation) => *operation,
@@ -74,29 +53,20 @@ impl From<Operation> for Task {
 }
 
 /// A task that has not entered yet.
-pub(crate) struct Asked {
-    pub(crate) task: Task,
+pub(super) struct Asked {
+    pub(super) task: Task,
     /// Set if somebody else has to know whether the operation is sent.
-    pub(crate) sent: Option<Sent>,
+    pub(super) sent: Option<Sent>,
     /// How long the caller waits, if the line looks after that.
-    pub(crate) timeout: Option<Duration>,
+    pub(super) timeout: Option<Duration>,
 }
 
 /// The place of a caller in a line.
-pub(crate) struct Place {
-    pub(crate) seat: usize,
-    pub(crate) ticket: u64,
+pub(super) struct Place {
+    pub(super) seat: usize,
+    pub(super) ticket: u64,
     /// The line looks after it.
-    pub(crate) deadline: Option<Instant>,
-}
-
-/// How a wait has ended.
-pub(crate) enum Waited {
-    Answered(Result<Reply, StoreError>),
-    /// The deadline has passed.
-    Late {
-        is_unsent: bool,
-    },
+    pub(super) deadline: Option<Instant>,
 }
 
 /// The answer to an operation, which enters the line when first polled. It needs no box.
@@ -106,13 +76,17 @@ pub(crate) struct Queued<T> {
 }
 
 enum Stage {
-    Asked(Arc<dyn Lines>, Asked),
-    Waits(Arc<dyn Line>, Place, Option<Sent>),
+    Asked(Arc<CallQueues>, Asked),
+    Waits(Arc<SharedCalls>, Place, Option<Sent>),
     Over { late: Option<Instant> },
 }
 
 impl<T> Queued<T> {
-    pub(crate) fn new(lines: Arc<dyn Lines>, task: Task, read: fn(Reply) -> Option<T>) -> Self {
+    pub(in crate::store::redis) fn new(
+        queues: &Arc<CallQueues>,
+        task: Task,
+        read: fn(Reply) -> Option<T>,
+    ) -> Self {
         let (sent, timeout) = (None, None);
         let asked = Asked {
             task,
@@ -120,7 +94,7 @@ impl<T> Queued<T> {
             timeout,
         };
         Self {
-            stage: Stage::Asked(lines, asked),
+            stage: Stage::Asked(Arc::clone(queues), asked),
             read,
         }
     }
@@ -180,9 +154,9 @@ impl<T> Queued<T> {
 
     fn enter(&mut self, caller: &Waker) -> Result<(), StoreError> {
         let over = Stage::Over { late: None };
-        if let Stage::Asked(lines, asked) = mem::replace(&mut self.stage, over) {
-            let (line, sent) = (lines.here(&asked.task)?, asked.sent.clone());
-            let place = Arc::clone(&line).enter(asked, caller);
+        if let Stage::Asked(queues, asked) = mem::replace(&mut self.stage, over) {
+            let (line, sent) = (queues.here(&asked.task)?, asked.sent.clone());
+            let place = line.enter(asked, caller);
             self.stage = Stage::Waits(line, place, sent);
         }
         Ok(())
@@ -201,7 +175,7 @@ impl<T> Future for Queued<T> {
     /// When polled again after it was ready.
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
-        let (waited, sent, deadline) = match &mut this.stage {
+        let (end, sent, deadline) = match &mut this.stage {
             Stage::Asked(..) => {
                 return match this.enter(cx.waker()) {
                     Ok(()) => Poll::Pending,
@@ -211,20 +185,21 @@ impl<T> Future for Queued<T> {
             Stage::Waits(line, place, sent) => {
                 let deadline = place.deadline;
                 match line.poll(place, cx.waker()) {
-                    Poll::Ready(Waited::Late { is_unsent: false }) => {
+                    Poll::Ready(End::Late { is_unsent: false }) => {
                         return Poll::Ready(Err(TIMED_OUT));
                     }
-                    Poll::Ready(waited) => (waited, sent.take(), deadline),
+                    Poll::Ready(end) => (end, sent.take(), deadline),
                     Poll::Pending => return Poll::Pending,
                 }
             }
             Stage::Over { .. } => panic!("polled after completion"),
         };
-        let late = deadline.filter(|_| matches!(waited, Waited::Late { .. }));
+        let late = deadline.filter(|_| matches!(end, End::Late { .. }));
         this.stage = Stage::Over { late };
-        Poll::Ready(match waited {
-            Waited::Answered(reply) => reply.and_then(|it| (this.read)(it).ok_or(ANOTHER_REPLY)),
-            Waited::Late { .. } => {
+        Poll::Ready(match end {
+            End::Answered(reply) => reply.and_then(|it| (this.read)(it).ok_or(ANOTHER_REPLY)),
+            End::Lost { is_unsent } => Err(SHUT_DOWN.unsent_if(is_unsent)),
+            End::Late { .. } => {
                 let left = sent.is_none_or(|sent| sent.leave());
                 Err(TIMED_OUT.unsent_if(left))
             }
