@@ -503,7 +503,7 @@ async fn an_actual_cost_may_be_for_some_policies_only() {
     }
 }
 
-/// Counts like the example `login_failures`.
+/// Counts like the example `login`.
 fn wrong_password(response: &response::Parts, charge: &Charge) -> u64 {
     match response.status {
         StatusCode::UNAUTHORIZED => charge.cost(),

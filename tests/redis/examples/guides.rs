@@ -25,8 +25,8 @@ macro_rules! guides {
 }
 
 guides! { a_server_answers_what_its_head_says, SERVERS, super::serve_alone:
-    api_key_and_ip custom_rejection hot_swap hyper_service language_model login_failures per_route routes_table
-    streaming_tokens tiers tiers_database
+    api_key_and_ip custom_rejection graphql hot_swap hyper_service json_rpc language_model login max_tokens per_route
+    routes_table streaming_tokens tiers tiers_database
 }
 
 guides! { a_program_prints_what_its_head_says, PROGRAMS, super::print:
@@ -74,7 +74,7 @@ fn serve(example: &str, env: &[(&str, &str)]) -> Example {
 /// Runs the commands in the head.
 fn ask_all(server: &Example, example: &str) {
     let lines = indented(example);
-    let asked = lines.iter().filter(|it| it.starts_with("curl "));
+    let asked = lines.iter().filter(|it| it.contains("curl -"));
     let asked = asked.map(|line| {
         let (curl, expected) = line.split_once(" # ").expect("every curl is answered");
         let answer = ask(server, curl);
