@@ -3,3 +3,4 @@
 mod guides;
 mod nginx;
 mod server;
+mod start;
