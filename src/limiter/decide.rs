@@ -27,7 +27,7 @@ use crate::{
         wanted::{BY_ADMISSIONS, BY_DENIALS, COUNTS, NOTICES, OUTAGE, UNSEEN},
     },
     observe::{CallInfo, CallKind, Timing},
-    store::{Left, Store, StoreFuture, maybe_ready::MaybeReady},
+    store::{Left, StoreFuture, maybe_ready::MaybeReady},
 };
 
 /// The state of the limiter when a call begins.
@@ -38,6 +38,14 @@ struct Asked {
     /// `None` if a denial must not be remembered. Boxed, since mostly none is.
     question: Option<Box<Question>>,
     ask: Ask,
+}
+
+impl Asked {
+    /// Leaves the slots to a late answer. The memory of this process may grant others.
+    fn slots_of_late(&mut self) -> Option<Box<Unanswered>> {
+        let others = self.slots.as_deref().map(Unanswered::of_others);
+        mem::replace(&mut self.slots, others.map(Box::new))
+    }
 }
 
 /// How a check comes to be asked, which says what may follow.
@@ -90,7 +98,7 @@ impl Future for Deciding {
             _ => None,
         };
         let (limiter, check) = (&this.limiter, &this.check);
-        Poll::Ready(limiter.resolve_call(this.kind, check, answer, asked, late))
+        Poll::Ready(limiter.resolve(this.kind, check, answer, asked, late))
     }
 }
 
@@ -205,25 +213,27 @@ impl Limiter {
             question: None,
             ask,
         };
-        let mut repeated = None;
+        let (mut to, mut repeated) = (ask.to(), None);
         if inner.caches_denials {
             match refusals.recall(&check, &inner.denial_clock) {
-                Ok(denial) => repeated = Some(denial),
+                Ok(denial) => {
+                    to = To::Local(&inner.fallback.local.store);
+                    repeated = Some(denial);
+                }
                 Err(question) => asked.question = question.map(Box::new),
             }
         }
         // From before the call: a slot may be released so long after.
-        let takes_slots = check.takes_slots();
-        asked.slots = takes_slots.then(|| Box::new(Unanswered::new(self, &check)));
-        let begin = |store: &dyn Store| store.check(&check);
+        if check.takes_slots() {
+            asked.slots = Some(Box::new(Unanswered::new(self, &check)));
+        }
         let info = || CallInfo::new(kind, &check);
-        let (caller, memory) = (&inner.caller, To::Local(&inner.fallback.local.store));
-        let mut call = match repeated {
-            Some(denial) => caller.call(memory, info, |_| StoreFuture::ready(Ok(denial))),
-            None => caller.call(ask.to(), info, begin),
-        };
+        let mut call = inner.caller.call(to, info, |store| match repeated {
+            Some(denial) => StoreFuture::ready(Ok(denial)),
+            None => store.check(&check),
+        });
         if let Some(answer) = call.take_ready() {
-            return MaybeReady::ready(self.resolve_call(kind, &check, answer, asked, None));
+            return MaybeReady::ready(self.resolve(kind, &check, answer, asked, None));
         }
         MaybeReady::pending(Deciding {
             limiter: self.clone(),
@@ -234,63 +244,54 @@ impl Limiter {
         })
     }
 
-    /// Like [`resolve`](Self::resolve), and remembers the blocks in the store's answer, and denials.
-    fn resolve_call(
-        &self,
-        kind: CallKind,
-        check: &Check,
-        answer: Answer<Decision>,
-        mut asked: Asked,
-        late: Option<StoreFuture<Decision>>,
-    ) -> Resolution {
-        let refusals = &self.inner.memory.refusals;
-        if let Ok(decision) = &answer.result {
-            refusals.learn(check, decision, asked.known);
-        }
-        if let (Some(question), Ok(decision)) = (asked.question, &answer.result) {
-            refusals.remember_denial(check, decision, *question, &self.inner.denial_clock);
-        }
-        let late = late.map(|answer| {
-            // The memory of this process may grant others.
-            let others = asked.slots.as_deref().map(Unanswered::of_others);
-            let slots = mem::replace(&mut asked.slots, others.map(Box::new));
-            self.keep_late(answer, slots)
-        });
-        self.resolve(kind, check, answer, asked.slots, asked.ask, late)
-    }
-
-    /// Turns the answer of a call into a resolution.
+    /// Turns the answer of a call into a resolution. `late` is the rest of a wait whose answer may still come.
     fn resolve(
         &self,
         kind: CallKind,
         check: &Check,
-        answer: Answer<Decision>,
-        mut slots: Option<Box<Unanswered>>,
-        ask: Ask,
-        late: Option<Late>,
+        Answer { result, timing }: Answer<Decision>,
+        mut asked: Asked,
+        late: Option<StoreFuture<Decision>>,
     ) -> Resolution {
-        let Answer { result, timing } = answer;
-        if let Some(slots) = &mut slots {
-            slots.see(&result);
-        }
         let mut resolution = match result {
-            Ok(decision) => Resolution::Decided(decision),
-            Err(error) => self.undecided(kind, check, &error, timing, late),
+            Ok(decision) => {
+                self.learn(check, &decision, &mut asked);
+                Resolution::Decided(decision)
+            }
+            Err(error) => {
+                let late = late.map(|answer| self.keep_late(answer, asked.slots_of_late()));
+                if let Some(slots) = &mut asked.slots {
+                    slots.see(Err(&error));
+                }
+                self.undecided(kind, check, &error, timing, late)
+            }
         };
         if let Resolution::Decided(decision) = &mut resolution {
-            if let Some(slots) = &mut slots {
+            if let Some(slots) = &mut asked.slots {
                 slots.note(decision, check);
             }
             let wanted = self.wanted(check, decision);
             if wanted != 0 {
-                self.attend(wanted, kind, decision, check, ask, timing);
+                self.attend(wanted, kind, decision, check, asked.ask, timing);
             }
         }
         // Not earlier: an observer may panic, and then the caller does not get the slots.
-        if let Some(slots) = &mut slots {
+        if let Some(slots) = &mut asked.slots {
             slots.answered();
         }
         resolution
+    }
+
+    /// Remembers the blocks in the store's answer, and denials.
+    fn learn(&self, check: &Check, decision: &Decision, asked: &mut Asked) {
+        let refusals = &self.inner.memory.refusals;
+        refusals.learn(check, decision, asked.known);
+        if let Some(question) = asked.question.take() {
+            refusals.remember_denial(check, decision, *question, &self.inner.denial_clock);
+        }
+        if let Some(slots) = &mut asked.slots {
+            slots.see(Ok(decision));
+        }
     }
 
     /// Follows the failure policy.

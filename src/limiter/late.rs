@@ -64,7 +64,7 @@ impl LateCheck {
         } = self;
         let answer = within(LATEST, answer).await.unwrap_or(Err(TIMED_OUT));
         if let Some(mut slots) = slots {
-            slots.see(&answer); // and those of an admission are returned when this is dropped
+            slots.see(answer.as_ref()); // and those of an admission are returned when this is dropped
         }
         let Ok(Decision::Allowed(usage)) = answer else {
             return;

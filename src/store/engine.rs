@@ -5,7 +5,7 @@
 
 use std::slice;
 
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 use crate::{
     domain::{
@@ -397,10 +397,6 @@ fn within<C: Cells, T>(
 
 /// A count for each rule.
 fn counts(charges: &[Charge]) -> Counts {
-    let mut counts = Counts::new();
-    for charge in charges {
-        let rules = charge.policy().rules().len();
-        counts.resize(counts.len() + rules, Count::default());
-    }
-    counts
+    let rules = charges.iter().map(|charge| charge.policy().rules().len());
+    smallvec![Count::default(); rules.sum()]
 }

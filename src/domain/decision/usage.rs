@@ -1,8 +1,11 @@
 //! [`Usage`]: the usage under each rule of each charge.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU8, Ordering::Relaxed},
+use std::{
+    num::NonZeroU64,
+    sync::{
+        Arc,
+        atomic::{AtomicU8, Ordering::Relaxed},
+    },
 };
 
 use smallvec::SmallVec;
@@ -51,7 +54,7 @@ struct Inner {
 pub(crate) struct Facts {
     pub(crate) origin: Origin,
     /// When the slots were asked for, by the clock of their holder; `None` if no limiter asked.
-    pub(crate) asked_at_ms: Option<u64>,
+    pub(crate) asked_at_ms: Option<NonZeroU64>,
     /// Whether the store did not look up all blocks, because it decided only a part of the check.
     pub(crate) has_unseen_blocks: bool,
     /// Whether other charges were alternatives to these.
@@ -119,7 +122,9 @@ impl Usage {
         let other_rules = || StoreError::protocol("the store returned counts for different rules");
         // The rules are put into their place at once, since they are slow to move.
         let mut usage = Self::of(check, now_ms, RuleUsages::new(), admitted);
-        let usages = &mut usage.edit().rules;
+        let Some(Inner { rules: usages, .. }) = Arc::get_mut(&mut usage.inner) else {
+            unreachable!("nothing else has the usage yet");
+        };
         usages.reserve(counts.len());
         let mut counts = counts.iter();
         for charge in check.charges() {

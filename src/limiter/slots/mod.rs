@@ -96,7 +96,7 @@ impl Limiter {
 
     pub(crate) fn hold_usage(&self, usage: &Usage) -> Option<Slot> {
         // Without the time of the request, nothing could be said about how long the slots are held.
-        let since_ms = usage.facts().asked_at_ms?;
+        let since_ms = usage.facts().asked_at_ms?.get();
         let mut held = SmallVec::new();
         let shadow = match usage.shadow() {
             Some(Decision::Allowed(shadow)) => Some(shadow),

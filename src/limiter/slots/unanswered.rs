@@ -1,6 +1,6 @@
 //! Slots that a check may have taken although its caller gets no answer: they are returned.
 
-use std::time::Duration;
+use std::{num::NonZeroU64, time::Duration};
 
 use super::Limiter;
 use crate::clock;
@@ -38,7 +38,7 @@ impl Unanswered {
     }
 
     /// Sees the store's answer: after an error, the store may have admitted the check. Another decision may follow.
-    pub(in crate::limiter) fn see(&mut self, answer: &Result<Decision, StoreError>) {
+    pub(in crate::limiter) fn see(&mut self, answer: Result<&Decision, &StoreError>) {
         match answer {
             Ok(Decision::Allowed(_)) => self.is_known = true,
             Err(error) if !error.is_unsent() => self.give_back(),
@@ -48,7 +48,8 @@ impl Unanswered {
 
     /// Notes when the slots of a decision were asked for.
     pub(in crate::limiter) fn note(&mut self, decision: &mut Decision, check: &Check) {
-        decision.note(|facts| facts.asked_at_ms = Some(self.asked_at_ms));
+        let asked_at_ms = Some(NonZeroU64::new(self.asked_at_ms).unwrap_or(NonZeroU64::MIN));
+        decision.note(|facts| facts.asked_at_ms = asked_at_ms);
         if decision.usage().is_local() {
             (self.check, self.is_local, self.is_known) = (Some(check.clone()), true, true);
         }

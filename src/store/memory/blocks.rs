@@ -4,7 +4,10 @@ use std::{
     collections::HashMap,
     sync::{
         PoisonError, RwLock,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{
+            AtomicBool, AtomicU64,
+            Ordering::{Acquire, Relaxed, Release},
+        },
     },
 };
 
@@ -27,6 +30,8 @@ pub(super) struct Blocks {
     capacity: usize,
     tokens: Tokens,
     by_key: RwLock<ByKey>,
+    /// Whether there may be one. Only written under the lock.
+    has_some: AtomicBool,
     /// Only written under the lock.
     swept_at_ms: AtomicU64,
 }
@@ -40,16 +45,17 @@ impl Blocks {
             capacity,
             tokens: Tokens::default(),
             by_key: RwLock::default(),
+            has_some: AtomicBool::new(false),
             swept_at_ms: AtomicU64::new(0),
         }
     }
 
     /// The latest block of an identity that the check charges. Reads the clock only if any identity is blocked.
     pub(super) fn blocked(&self, check: &Check, now_ms: impl FnOnce() -> u64) -> Option<Blocked> {
-        let by_key = self.by_key.read().unwrap_or_else(PoisonError::into_inner);
-        if by_key.is_empty() {
+        if !self.has_some.load(Acquire) {
             return None;
         }
+        let by_key = self.by_key.read().unwrap_or_else(PoisonError::into_inner);
         let now_ms = now_ms();
         let blocks = check.keys().filter_map(|key| {
             let block = by_key.get(&self.token(key))?.0.block;
@@ -88,6 +94,7 @@ impl Blocks {
         }
         let identity = label::text(key, |_| format!("{:016x}{:016x}", token.0, token.1)).into();
         by_key.insert(token, (held, identity));
+        self.has_some.store(true, Release);
         Ok(block)
     }
 
@@ -122,6 +129,7 @@ impl Blocks {
     pub(super) fn unblock(&self, key: &Key) {
         let mut by_key = self.by_key.write().unwrap_or_else(PoisonError::into_inner);
         by_key.remove(&self.token(key));
+        self.has_some.store(!by_key.is_empty(), Release);
     }
 }
 
