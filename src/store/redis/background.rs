@@ -9,7 +9,7 @@ use std::{
 use tokio::runtime::Handle;
 
 #[cfg(feature = "cluster")]
-use crate::background;
+use crate::{background, store::sent::Sent};
 
 /// Spawns work in the runtime of the caller.
 ///
@@ -25,38 +25,43 @@ pub(super) fn spawn_in(runtime: &Handle, work: impl Future<Output = ()> + Send +
     drop(runtime.spawn(work));
 }
 
-/// Spawns work in the runtime of the caller. If that ends, the work goes on in the back room.
-///
-/// # Panics
-///
-/// Outside of a runtime.
+/// Work that goes on in the back room when its caller leaves, or the runtime of the caller ends; unless nothing of it was
+/// sent.
 #[cfg(feature = "cluster")]
-pub(super) fn outlive(work: impl Future<Output = ()> + Send + 'static) {
-    spawn(Outliving(Some(Box::pin(work))));
+pub(super) struct Outliving<T: Send + 'static> {
+    /// `None` when the work has ended.
+    work: Option<Pin<Box<dyn Future<Output = T> + Send>>>,
+    sent: Option<Sent>,
 }
 
-/// `None` when the work has ended.
 #[cfg(feature = "cluster")]
-struct Outliving(Option<Pin<Box<dyn Future<Output = ()> + Send>>>);
-
-#[cfg(feature = "cluster")]
-impl Future for Outliving {
-    type Output = ();
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        if let Some(work) = &mut self.0 {
-            ready!(work.as_mut().poll(cx));
-        }
-        self.0 = None;
-        Poll::Ready(())
+impl<T: Send + 'static> Outliving<T> {
+    pub(super) fn new(work: impl Future<Output = T> + Send + 'static, sent: Option<Sent>) -> Self {
+        let work = Some(Box::pin(work) as _);
+        Self { work, sent }
     }
 }
 
 #[cfg(feature = "cluster")]
-impl Drop for Outliving {
+impl<T: Send + 'static> Future for Outliving<T> {
+    type Output = T;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
+        let Some(work) = &mut self.work else {
+            panic!("polled after completion");
+        };
+        let output = ready!(work.as_mut().poll(cx));
+        self.work = None;
+        Poll::Ready(output)
+    }
+}
+
+#[cfg(feature = "cluster")]
+impl<T: Send + 'static> Drop for Outliving<T> {
     fn drop(&mut self) {
-        if let Some(work) = self.0.take() {
-            background::spawn(work);
+        let is_unsent = self.sent.as_ref().is_some_and(Sent::leave);
+        if let Some(work) = self.work.take().filter(|_| !is_unsent) {
+            background::spawn(async { drop(work.await) });
         }
     }
 }

@@ -104,7 +104,7 @@ impl RedisStore {
         operations: impl AsRef<[Operation]> + Send + 'static,
     ) -> impl Future<Output = Result<Vec<Result<Reply, StoreError>>, StoreError>> + Send + 'static
     {
-        let (clock, near_ms) = (self.clock.now_ms(), self.client_now_ms());
+        let (clock, near_ms) = (self.set_now_ms(), self.client_now_ms());
         let call = Call::new(&self.names, clock, near_ms, operations.as_ref());
         let store = self.clone();
         async move {
@@ -134,7 +134,7 @@ impl RedisStore {
 
     /// The time of this process's clock, for the periods of a first ask.
     fn client_now_ms(&self) -> u64 {
-        self.clock.now_ms().unwrap_or_else(|| {
+        self.set_now_ms().unwrap_or_else(|| {
             let since = SystemTime::now().duration_since(UNIX_EPOCH);
             millis(since.unwrap_or_default())
         })
@@ -153,7 +153,7 @@ impl RedisStore {
             .iter()
             .map(|place| operations[*place].clone())
             .collect();
-        let call = Call::new(&self.names, self.clock.now_ms(), replies.now_ms, &again);
+        let call = Call::new(&self.names, self.set_now_ms(), replies.now_ms, &again);
         let mut results = replies.results;
         let Some(key) = call.routing_key() else {
             return results;

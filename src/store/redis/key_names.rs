@@ -32,8 +32,6 @@ const CONTEXT: &str = "sluicegate 2026-11-21 identity token";
 #[derive(Clone)]
 pub(super) struct Names {
     prefix: Box<str>,
-    /// The start of all names of identities: `<prefix>:{`.
-    head: Box<[u8]>,
     /// The end of all names of counts: `~<form>`.
     form: Box<[u8]>,
     hash_key: [u8; blake3::KEY_LEN],
@@ -52,7 +50,6 @@ impl Names {
     pub(super) fn new(prefix: &str) -> Self {
         Self {
             prefix: prefix.into(),
-            head: head(prefix),
             form: form(VERSION),
             hash_key: blake3::derive_key(CONTEXT, b""),
         }
@@ -64,7 +61,7 @@ impl Names {
             prefix.len() <= MAX_PLAIN && prefix.bytes().all(plain),
             "the prefix of keys must be at most {MAX_PLAIN} printable ASCII characters without spaces and braces"
         );
-        (self.prefix, self.head) = (prefix.into(), head(prefix));
+        self.prefix = prefix.into();
     }
 
     /// Sets the number of the stored form.
@@ -100,8 +97,9 @@ impl Names {
 
     /// Writes the start of all names of an identity: `<prefix>:{<kind>=<token>}:`.
     pub(super) fn write_start(&self, name: &mut Vec<u8>, key: &Key) {
-        name.reserve(self.head.len() + MAX_KIND + MAX_PLAIN + 3);
-        name.extend_from_slice(&self.head);
+        name.reserve(self.prefix.len() + MAX_KIND + MAX_PLAIN + 5);
+        name.extend_from_slice(self.prefix.as_bytes());
+        name.extend_from_slice(b":{");
         self.write_identity(name, key);
         name.extend_from_slice(b"}:");
     }
@@ -216,10 +214,6 @@ impl Names {
         hasher.update(key.value());
         hasher.finalize()
     }
-}
-
-fn head(prefix: &str) -> Box<[u8]> {
-    format!("{prefix}:{{").into_bytes().into()
 }
 
 fn form(number: u8) -> Box<[u8]> {

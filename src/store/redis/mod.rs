@@ -28,7 +28,6 @@ pub mod inspect;
 mod key_names;
 mod operations;
 mod policies;
-mod set_clock;
 #[cfg(feature = "cluster")]
 mod several_slots;
 #[cfg(feature = "tls")]
@@ -42,7 +41,6 @@ mod wire;
 #[doc(hidden)] // The argument of the constructors, which say what converts to it.
 pub use connection::RedisServer;
 use key_names::Names;
-use set_clock::SetClock;
 use shared_calls::CallQueues;
 pub(super) use shared_calls::queued::Queued;
 use transport::{Transport, Transports};
@@ -52,7 +50,9 @@ use transport::{Transport, Transports};
 pub struct RedisStore {
     transports: Arc<Transports>,
     names: Arc<Names>,
-    clock: SetClock,
+    /// By which a test decides instead of the server's clock.
+    #[cfg(feature = "manual-clock")]
+    clock: Option<crate::manual_clock::ManualClock>,
     in_flight: usize,
     shared: Option<Arc<CallQueues>>,
     /// Whether the servers were asked whether they evict keys.
@@ -67,7 +67,8 @@ impl RedisStore {
         let store = Self {
             transports: Transports::new(make),
             names: Arc::new(Names::new("sluicegate")),
-            clock: SetClock::default(),
+            #[cfg(feature = "manual-clock")]
+            clock: None,
             in_flight,
             shared: None,
             asked: Arc::default(),
@@ -112,7 +113,7 @@ impl RedisStore {
     #[cfg(feature = "manual-clock")]
     #[must_use]
     pub fn clock(mut self, clock: crate::manual_clock::ManualClock) -> Self {
-        self.clock.clock = Some(clock);
+        self.clock = Some(clock);
         self.with_queues()
     }
 
@@ -146,6 +147,18 @@ impl RedisStore {
     pub fn in_flight(mut self, calls: usize) -> Self {
         self.in_flight = calls;
         self.with_queues()
+    }
+
+    /// The time where it is not the server's clock that decides.
+    #[cfg_attr(
+        not(feature = "manual-clock"),
+        expect(clippy::unused_self, reason = "only tests set a clock")
+    )]
+    fn set_now_ms(&self) -> Option<u64> {
+        #[cfg(feature = "manual-clock")]
+        return Some(self.clock.as_ref()?.now_ms());
+        #[cfg(not(feature = "manual-clock"))]
+        None
     }
 
     /// Makes a new queue for shared calls, because operations in the old one use the old names and clock.

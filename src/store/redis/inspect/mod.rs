@@ -236,7 +236,7 @@ impl Inspector {
     }
 
     async fn now_ms_at(&self, name: &[u8]) -> Result<u64, StoreError> {
-        if let Some(now_ms) = self.store.clock.now_ms() {
+        if let Some(now_ms) = self.store.set_now_ms() {
             return Ok(now_ms);
         }
         let time = self.send(&redis::cmd("TIME"), name).await;

@@ -89,7 +89,7 @@ impl Server {
     ///
     /// If the server does not answer in time, or with an error. A proxy such as twemproxy closes the connection.
     pub async fn now_ms(&self) -> Result<u64, StoreError> {
-        if let Some(now_ms) = self.inspector.store.clock.now_ms() {
+        if let Some(now_ms) = self.inspector.store.set_now_ms() {
             return Ok(now_ms);
         }
         let now_ms = self.send(&redis::cmd("TIME")).await.and_then(milliseconds);

@@ -28,7 +28,11 @@ use crate::{
     store::{
         Store,
         ext::ANOTHER_REPLY,
-        redis::{RedisStore, background, connection::PART_TIMEOUT},
+        redis::{
+            RedisStore,
+            background::{self, Outliving},
+            connection::PART_TIMEOUT,
+        },
         sent::Sent,
     },
     timer::{self, LazySleep},
@@ -107,7 +111,7 @@ impl RedisStore {
             }
         };
         if timer::within(GRACE, all).await.is_none() {
-            background::outlive(undone.for_each(|_| ready(())));
+            background::spawn(Outliving::new(undone.for_each(|_| ready(())), None));
         }
     }
 

@@ -7,13 +7,9 @@ mod moving;
 use std::{collections::HashMap, time::Duration};
 
 use redis::cluster_routing::Slot;
-use tokio::{runtime::Handle, sync::oneshot};
+use tokio::runtime::Handle;
 
-use super::{
-    RedisStore, background,
-    connection::PART_TIMEOUT,
-    error::{NO_RUNTIME, SHUT_DOWN},
-};
+use super::{RedisStore, background::Outliving, connection::PART_TIMEOUT, error::NO_RUNTIME};
 use crate::{
     domain::{
         charge::Charge,
@@ -110,44 +106,35 @@ impl RedisStore {
         operation: impl FnOnce() -> Operation,
     ) -> Option<StoreFuture<Reply>> {
         let parts = self.several_slots(check?)?;
-        let (store, operation, sent) = (self.clone(), operation(), Sent::queued());
-        let leaves = Leaves(sent.clone());
-        let reply = StoreFuture::pending(async move {
-            let Leaves(sent) = &leaves;
-            store.execute_apart(operation, parts, sent.clone()).await
-        });
+        let sent = Sent::queued();
+        let reply = StoreFuture::pending(self.execute_apart(operation(), parts, &sent));
         Some(reply.queued(Some(sent)))
     }
 
-    /// Executes an operation on each part of the charges that count. `sent` is for all parts. The work goes on when the
-    /// caller leaves, and when the runtime ends, in the back room.
-    async fn execute_apart(
+    /// Executes an operation on each part of the charges that count. `sent` is for all parts.
+    fn execute_apart(
         &self,
         operation: Operation,
         parts: Parts,
-        sent: Sent,
-    ) -> Result<Reply, StoreError> {
-        Handle::try_current().map_err(|_| NO_RUNTIME)?;
-        let store = self.clone();
+        sent: &Sent,
+    ) -> Outliving<Result<Reply, StoreError>> {
+        let (store, mark) = (self.clone(), sent.clone());
         let work = async move {
+            Handle::try_current().map_err(|_| NO_RUNTIME)?;
             Ok(match operation {
                 Operation::Check(check) => {
-                    Reply::Check(store.check_apart(&check, &parts, &sent).await?)
+                    Reply::Check(store.check_apart(&check, &parts, &mark).await?)
                 }
                 Operation::CheckBatch(batch) => {
-                    Reply::CheckBatch(store.check_one_by_one(&batch, &parts, &sent).await?)
+                    Reply::CheckBatch(store.check_one_by_one(&batch, &parts, &mark).await?)
                 }
                 Operation::Settle(settlement) => {
-                    Reply::Settle(store.settle_apart(&settlement, &parts, &sent).await?)
+                    Reply::Settle(store.settle_apart(&settlement, &parts, &mark).await?)
                 }
                 other => store.execute_alone(other, None).await?,
             })
         };
-        let (caller, answer) = oneshot::channel();
-        background::outlive(async {
-            let _ = caller.send(work.await);
-        });
-        answer.await.unwrap_or(Err(SHUT_DOWN))
+        Outliving::new(work, Some(sent.clone()))
     }
 
     /// Decides the checks of a batch one after another. Behind the first that is not admitted, none is.
@@ -256,15 +243,6 @@ impl RedisStore {
     /// The slot of all keys of an identity, whatever the policy.
     fn slot(&self, key: &Key) -> Slot {
         Slot::for_key(self.names.name("", key))
-    }
-}
-
-/// Notes that the caller of several parts leaves.
-struct Leaves(Sent);
-
-impl Drop for Leaves {
-    fn drop(&mut self) {
-        self.0.leave();
     }
 }
 

@@ -7,22 +7,19 @@
 //! So the blocks of a check are read first, one call each, and then each charge is decided in a separate call: all or
 //! nothing by rolling back, as for several slots.
 
-use std::time::UNIX_EPOCH;
-
 use super::Parts;
 use crate::{
     domain::{
-        block::{BLOCKS, STRIKES, Until},
-        charge::Charge,
+        block::{BLOCKS, STRIKES},
         check::Check,
         decision::Blocked,
         error::{StoreError, StoreErrorKind},
         key::Key,
-        operation::{Operation, Reply, answer_of},
+        operation::{Operation, Reply},
     },
     store::{
         CallFuture, StoreFuture,
-        redis::{RedisStore, error::store_error},
+        redis::{RedisStore, error::store_error, inspect::Inspector, reports::look},
         sent::Sent,
     },
 };
@@ -52,7 +49,7 @@ impl RedisStore {
             charges: (0..charges).map(|index| vec![index]).collect(),
             are_keys: true,
         };
-        self.execute_apart(operation, parts, Sent::queued()).await
+        self.execute_apart(operation, parts, &Sent::queued()).await
     }
 
     async fn unblock_by_key(&self, key: &Key) -> Result<Reply, StoreError> {
@@ -70,30 +67,17 @@ impl RedisStore {
         &self,
         check: &Check,
     ) -> Result<Option<Blocked>, StoreError> {
-        let mut latest: Option<Blocked> = None;
-        let charges = check.charges().iter().filter(|_| check.enforces_blocks());
-        for charge in charges {
-            let blocked = self.blocked(charge).await?;
-            latest = latest.into_iter().chain(blocked).reduce(Blocked::or_later);
+        let (inspector, mut latest) = (Inspector::over(self), None::<Blocked>);
+        for key in check.keys().filter(|_| check.enforces_blocks()) {
+            if let Some((block, _)) = inspector.block(key).await?? {
+                let look = self.check_one_slot(&look(key.clone())).await?;
+                let now_ms = look.usage().decided_at_ms();
+                let holds = block.holds(now_ms);
+                let blocked = holds.then(|| Blocked::new(key.clone(), block, now_ms));
+                latest = latest.into_iter().chain(blocked).reduce(Blocked::or_later);
+            }
         }
         Ok(latest)
-    }
-
-    /// Asks for a block that has ended long ago. This changes nothing, and returns the current block.
-    async fn blocked(&self, charge: &Charge) -> Result<Option<Blocked>, StoreError> {
-        let key = charge.key();
-        let long_ago = Until::At(UNIX_EPOCH);
-        let block = Operation::Block {
-            key: key.clone(),
-            request: long_ago.into(),
-        };
-        let block = self.execute_one(block, answer_of!(Block)).await?;
-        if block.until_ms() == Some(0) {
-            return Ok(None);
-        }
-        let look = Check::of_one(charge.clone()).without_cost();
-        let now_ms = self.check_one_slot(&look).await?.usage().decided_at_ms();
-        Ok(Some(Blocked::new(key.clone(), block, now_ms)))
     }
 }
 

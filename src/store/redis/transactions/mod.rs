@@ -163,7 +163,7 @@ impl TransactionStore {
         }
         loop {
             let (time_ms, values) = read.map_err(StoreError::unsent)?;
-            let clock_ms = self.store.clock.now_ms();
+            let clock_ms = self.store.set_now_ms();
             let now_ms = clock_ms.unwrap_or(time_ms);
             let mut snapshot = Snapshot::new(&self.store.names, now_ms, names, values);
             let replies = operations.iter();
