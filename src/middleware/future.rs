@@ -180,7 +180,7 @@ fn answered<T>(
     ending: &mut Option<Ending>,
 ) -> Result<Response<T>, Box<Unsettled<Response<T>>>> {
     let mut settles = false;
-    if let (Some(cost_of), Some(ending)) = (&settings.settle.cost_of, ending.as_mut()) {
+    if let (Some(cost_of), Some(ending)) = (&settings.settles, ending.as_mut()) {
         let (head, body) = response.into_parts();
         // `ending` is still in the state, so that a panic in your closure counts as no response.
         settles = ending.settle_early(|charge| cost_of(&head, charge));

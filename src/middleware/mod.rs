@@ -33,7 +33,6 @@ mod read_body;
 mod respond;
 mod response_end;
 mod service;
-mod settle;
 mod shared;
 pub mod testing {
     //! How to test a rate-limited service.

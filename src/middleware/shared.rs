@@ -5,22 +5,24 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
-use http::{Extensions, Method, Response, request::Parts};
+use http::{Extensions, Method, Response, request::Parts, response};
 
 use super::{
     admit::{LayerConfig, PolicySelector},
-    respond::{self, Answers, Decisions, HeaderStyle, MakeRejection, Rejection, Sent},
+    respond::{self, Answers, Decisions, HeaderStyle, MakeRejection, Rejection, Shown},
     response_end::{AtEnd, Ending, Followed},
-    settle::Settle,
 };
 use crate::{
     domain::{
         ActualCost,
+        charge::Charge,
         decision::{Decision, Usage},
     },
     limiter::{Limiter, Slot, SlotWatch, meter::CostMeter},
     observe::Event,
 };
+
+type CostOf = dyn Fn(&response::Parts, &Charge) -> u64 + Send + Sync;
 
 /// Shared by all services of a layer.
 pub(super) struct Shared<R> {
@@ -34,7 +36,9 @@ pub(super) struct Shared<R> {
 #[derive(Clone)]
 pub(super) struct Settings {
     pub(super) config: LayerConfig,
-    pub(super) settle: Settle,
+    /// The final cost of a charge, by the head of the response.
+    pub(super) settles: Option<Arc<CostOf>>,
+    pub(super) refunds_unanswered: bool,
     /// Only of layers that follow their responses to the end.
     pub(super) at_end: Option<Arc<AtEnd>>,
     pub(super) answers: Answers,
@@ -49,8 +53,8 @@ struct Nested {
     passed_undecided: bool,
     /// In a response: an inner layer has seen the `ActualCost`.
     cost_is_seen: bool,
-    /// In a response: the values in the headers, and their decisions.
-    sent: Option<(Sent, Decisions)>,
+    /// In a response: the rules that headers show, and their decisions.
+    shown: Option<(Shown, Decisions)>,
 }
 
 impl<R> Shared<R> {
@@ -62,7 +66,8 @@ impl<R> Shared<R> {
                 ..Answers::new(HeaderStyle::default().prepare(Some(&config)))
             },
             config,
-            settle: Settle::default(),
+            settles: None,
+            refunds_unanswered: false,
             at_end: None,
             decisions_in_response: false,
         };
@@ -127,7 +132,7 @@ impl<R> Clone for Shared<R> {
 impl Settings {
     /// Puts the decision into the extensions of a request, for the handler.
     pub(super) fn admit(&self, extensions: &mut Extensions, decision: Decision) -> Decisions {
-        let settles = self.settle.cost_of.is_some();
+        let settles = self.settles.is_some();
         let passed_undecided = |nested: &Nested| nested.passed_undecided;
         let may_be_outermost = settles && !extensions.get().is_some_and(passed_undecided);
         let in_response = self.decisions_in_response;
@@ -142,7 +147,7 @@ impl Settings {
 
     /// Marks a request that passes without a decision.
     pub(super) fn pass(&self, extensions: &mut Extensions) {
-        if self.settle.cost_of.is_some() {
+        if self.settles.is_some() {
             extensions
                 .get_or_insert_default::<Nested>()
                 .passed_undecided = true;
@@ -161,9 +166,8 @@ impl Settings {
         let usage = usage.or(late);
         let Some(at_end) = &self.at_end else {
             let usage = usage?;
-            let settle = &self.settle;
             let takes_slots = usage.facts().asked_at_ms.is_some();
-            let is_needed = takes_slots || settle.refunds_unanswered || settle.cost_of.is_some();
+            let is_needed = takes_slots || self.refunds_unanswered || self.settles.is_some();
             return is_needed.then(|| self.guard_to(None, head, usage));
         };
         // An outer layer may be around the same handler.
@@ -195,13 +199,7 @@ impl Settings {
     fn guard_to(&self, followed: Option<Followed>, head: &mut Parts, usage: &Usage) -> Ending {
         let slot = self.hold(usage, &mut head.extensions);
         let (limiter, usage) = (self.config.limiter.clone(), usage.clone());
-        Ending::new(
-            limiter,
-            usage,
-            slot,
-            followed,
-            self.settle.refunds_unanswered,
-        )
+        Ending::new(limiter, usage, slot, followed, self.refunds_unanswered)
     }
 
     /// Holds the slots of an admitted request, if there are any, and lets the handler watch them. A layer that does not
@@ -247,12 +245,12 @@ impl Settings {
         let extensions = response.extensions_mut();
         // A service may forward the response of a rate-limited client: those headers do not describe this request.
         let is_own = |decisions: &Decisions| decisions.has(admitted.innermost().usage());
-        let within = extensions.remove::<Decisions>();
-        let is_foreign = within.is_some();
-        let inner = within.filter(is_own);
+        let decisions = extensions.remove::<Decisions>();
+        let is_foreign = decisions.is_some();
+        let inner = decisions.filter(is_own);
         let nested = extensions.get_mut::<Nested>();
-        let sent = nested.and_then(|nested| nested.sent.take());
-        let sent = sent.filter(|(_, by)| is_own(by)).map(|(sent, _)| sent);
+        let within = nested.and_then(|nested| nested.shown.take());
+        let within = within.filter(|(_, by)| is_own(by)).map(|(shown, _)| shown);
         let denied = match &inner {
             Some(inner) => !inner.innermost().is_allowed(),
             None => !is_foreign && respond::is_denial(response),
@@ -270,10 +268,10 @@ impl Settings {
                 self.answers.headers.add_to_denial(headers, status, &shown);
             }
         } else {
-            let sent = self.answers.headers.add(headers, status, &shown, sent);
-            if let Some(sent) = sent.filter(|_| admitted.outer.is_some()) {
+            let all = self.answers.headers.add(headers, status, &shown, within);
+            if let Some(all) = all.filter(|_| admitted.outer.is_some()) {
                 let nested: &mut Nested = response.extensions_mut().get_or_insert_default();
-                nested.sent = Some((sent, admitted.clone()));
+                nested.shown = Some((all, admitted.clone()));
             }
         }
         if inner.is_none() && !admitted.in_response {

@@ -69,15 +69,16 @@ impl CheckDraft {
         for limit in &config.limits {
             let contributor = || contributor(limit.contributor.as_ref(), head);
             match &limit.source {
-                ChargeSource::Head(selector, extractor) => {
-                    let found = extract(&**extractor);
-                    self.charge(config, selector, found, contributor, head)?;
-                }
-                ChargeSource::FirstOf(alternatives) => {
-                    let alternatives = alternatives.iter();
-                    let found = alternatives.map(|(it, extractor)| (it, extract(&**extractor)));
-                    self.charge_first(config, found.collect(), contributor, head)?;
-                }
+                ChargeSource::FirstOf(alternatives) => match &alternatives[..] {
+                    [(selector, extractor)] => {
+                        let found = extract(&**extractor);
+                        self.charge(config, selector, found, contributor, head)?;
+                    }
+                    several => {
+                        let found = several.iter().map(|(it, of)| (it, extract(&**of)));
+                        self.charge_first(config, found.collect(), contributor, head)?;
+                    }
+                },
                 ChargeSource::LookUp(_) => {}
             }
         }
@@ -123,7 +124,7 @@ impl CheckDraft {
         Ok(())
     }
 
-    /// Charges the keys of one limit. Selects the policy once, and only if the limit may apply.
+    /// Charges the keys of one limit.
     fn charge(
         &mut self,
         config: &LayerConfig,
@@ -133,27 +134,47 @@ impl CheckDraft {
         head: &Parts,
     ) -> Result<(), Rejection> {
         let keys = match config.access_lists.filter(found) {
+            // The extractor skips the request: no policy may be selected, since the selector could fail.
+            Ok(keys) if keys.is_empty() => return Ok(()),
             Ok(keys) => keys,
             Err(rejection) => return self.fail_without_keys(config, selector, head, rejection),
         };
-        // The extractor skips the request: no policy may be selected, since the selector could fail.
-        if keys.is_empty() {
-            return Ok(());
-        }
-        let (policy, weight) = match selector.choose(head, &mut self.read) {
-            Ok(Some(choice)) => choice,
+        let (policy, cost) = match self.chosen(config, selector, head) {
+            Ok(Some(chosen)) => chosen,
             Ok(None) => return Ok(()),
-            Err(error) => {
-                return config.fail_without_policy(selector, Rejection::MissingKey(error));
-            }
+            Err(rejection) => return config.fail_without_policy(selector, rejection),
         };
-        let (policy, cost) = charged(config, policy, weight, head);
         let contributor = contributor();
         for key in keys {
             let charge = Charge::labelled(&policy, key, cost, contributor.clone());
             self.add(config, &policy, charge)?;
         }
         Ok(())
+    }
+
+    /// The policy as it is charged, and the cost of the request under it; `None` if the limit does not apply.
+    #[inline]
+    fn chosen<'a>(
+        &mut self,
+        config: &LayerConfig,
+        selector: &'a PolicySelector,
+        head: &Parts,
+    ) -> Result<Option<(Cow<'a, Policy>, u64)>, Rejection> {
+        let choice = selector.choose(head, &mut self.read);
+        let Some((policy, weight)) = choice.map_err(Rejection::MissingKey)? else {
+            return Ok(None);
+        };
+        let policy = match config.shadow {
+            true => Cow::Owned(policy.into_owned().shadow()),
+            false => policy,
+        };
+        let cost = match &config.cost {
+            // A request holds one slot at any cost.
+            _ if policy.is_concurrency() => 1,
+            Some(cost) => cost(head, &policy).saturating_mul(weight),
+            None => weight,
+        };
+        Ok(Some((policy, cost)))
     }
 
     /// Adds alternatives, of which the limiter finds the first that has room. One without a key or a policy is passed over.
@@ -170,9 +191,18 @@ impl CheckDraft {
         let mut missing = Vec::new();
         let mut alternatives = Vec::with_capacity(found.len());
         for (selector, keys) in found {
-            match self.alternative(config, selector, keys, contributor.as_ref(), head) {
-                Ok(charges) if charges.is_empty() => {}
-                Ok(charges) => alternatives.push(charges),
+            let chosen = config.access_lists.filter(keys).and_then(|keys| {
+                let applies = !keys.is_empty();
+                let chosen = applies.then(|| self.chosen(config, selector, head));
+                Ok((keys, chosen.transpose()?.flatten()))
+            });
+            match chosen {
+                Ok((_, None)) => {}
+                Ok((keys, Some((policy, cost)))) => {
+                    let contributor = || contributor.clone();
+                    let charge = |key| Charge::labelled(&policy, key, cost, contributor());
+                    alternatives.push(keys.into_iter().map(charge).collect());
+                }
                 Err(rejection) if is_missing(&rejection) => missing.push((selector, rejection)),
                 Err(rejection) => self.fail_without_keys(config, selector, head, rejection)?,
             }
@@ -189,30 +219,6 @@ impl CheckDraft {
             }
             Err(error) => config.fail(None, Rejection::Undecided(error)),
         }
-    }
-
-    /// The charges of one alternative; none if it does not apply to the request.
-    fn alternative(
-        &mut self,
-        config: &LayerConfig,
-        selector: &PolicySelector,
-        found: Result<Keys, ExtractError>,
-        contributor: Option<&Arc<Key>>,
-        head: &Parts,
-    ) -> Result<Vec<Charge>, Rejection> {
-        let keys = config.access_lists.filter(found)?;
-        if keys.is_empty() {
-            return Ok(Vec::new());
-        }
-        let choice = selector.choose(head, &mut self.read);
-        let Some((policy, weight)) = choice.map_err(Rejection::MissingKey)? else {
-            return Ok(Vec::new());
-        };
-        let (policy, cost) = charged(config, policy, weight, head);
-        let keys = keys.into_iter();
-        Ok(keys
-            .map(|key| Charge::labelled(&policy, key, cost, contributor.cloned()))
-            .collect())
     }
 
     /// Charges the result of one look-up, which has already chosen policies and costs.
@@ -274,27 +280,6 @@ impl CheckDraft {
             Ok(None) | Err(_) => config.fail_without_policy(selector, rejection),
         }
     }
-}
-
-/// The policy as it is charged, and the cost of the request under it.
-#[inline]
-fn charged<'a>(
-    config: &LayerConfig,
-    policy: Cow<'a, Policy>,
-    weight: u64,
-    head: &Parts,
-) -> (Cow<'a, Policy>, u64) {
-    let policy = match config.shadow {
-        true => Cow::Owned(policy.into_owned().shadow()),
-        false => policy,
-    };
-    let cost = match &config.cost {
-        // A request holds one slot at any cost.
-        _ if policy.is_concurrency() => 1,
-        Some(cost) => cost(head, &policy).saturating_mul(weight),
-        None => weight,
-    };
-    (policy, cost)
 }
 
 fn is_missing(rejection: &Rejection) -> bool {

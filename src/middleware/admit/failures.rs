@@ -15,8 +15,8 @@ impl LayerConfig {
         selector: &PolicySelector,
         rejection: Rejection,
     ) -> Result<(), Rejection> {
-        let known = selector.known();
-        let shadow = !known.is_empty() && known.iter().all(Policy::is_shadow);
+        let mut known = selector.known().map(|policy| policy.is_shadow());
+        let shadow = known.next() == Some(true) && known.all(|is_shadow| is_shadow);
         self.on_limit_failure(None, shadow, rejection)
     }
 

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use http::request::Parts;
 
 use super::{
-    AccessLists, PolicySelector,
+    AccessLists, PolicySelector, Source,
     look_ups::{self, Found},
     warnings::Warnings,
 };
@@ -52,12 +52,10 @@ pub(in crate::middleware) struct Limit {
 /// How a limit finds its charges.
 #[derive(Clone)]
 pub(in crate::middleware) enum ChargeSource {
-    /// A policy, and the extractor of the identities.
-    Head(PolicySelector, Arc<dyn KeyExtractor>),
+    /// From the head: the first of these that has room, mostly of one.
+    FirstOf(Arc<[Alternative]>),
     /// A look-up of policy, key and cost together.
     LookUp(Arc<LookUpCharges>),
-    /// The first alternative that has room.
-    FirstOf(Arc<[Alternative]>),
 }
 
 /// A policy, and the extractor of the identities.
@@ -90,7 +88,8 @@ impl LayerConfig {
     /// Warns of a final cost for a policy that was not checked, if the layer has no such policy.
     #[cold]
     pub(in crate::middleware) fn warn_of_unknown(&self, setter: &str, name: &str) {
-        if self.looks_up || !self.selectors().all(PolicySelector::is_known) {
+        let depends = |selector: &PolicySelector| selector.sources().any(Source::depends);
+        if self.looks_up || self.selectors().any(depends) {
             return;
         }
         let known: Vec<Policy> = self.selectors().flat_map(PolicySelector::known).collect();
@@ -100,28 +99,17 @@ impl LayerConfig {
         }
     }
 
-    /// The selectors, in the order of their charges, those of alternatives among them.
-    pub(in crate::middleware) fn selectors(&self) -> impl Iterator<Item = &PolicySelector> {
-        self.limits.iter().flat_map(|limit| {
-            let (single, alternatives) = match &limit.source {
-                ChargeSource::Head(selector, _) => (Some(selector), None),
-                ChargeSource::FirstOf(alternatives) => (None, Some(&**alternatives)),
-                ChargeSource::LookUp(_) => (None, None),
-            };
-            let alternatives = alternatives.into_iter().flatten();
-            let alternatives = alternatives.map(|(selector, _)| selector);
-            single.into_iter().chain(alternatives)
+    /// The alternatives of each limit; none of one that is looked up.
+    pub(in crate::middleware) fn alternatives(&self) -> impl Iterator<Item = &[Alternative]> {
+        self.limits.iter().map(|limit| match &limit.source {
+            ChargeSource::FirstOf(alternatives) => &**alternatives,
+            ChargeSource::LookUp(_) => &[],
         })
     }
 
-    /// The selectors of limits without alternatives; `None` for each of the other limits.
-    pub(in crate::middleware) fn lone_selectors(
-        &self,
-    ) -> impl Iterator<Item = Option<&PolicySelector>> {
-        self.limits.iter().map(|limit| match &limit.source {
-            ChargeSource::Head(selector, _) => Some(selector),
-            ChargeSource::LookUp(_) | ChargeSource::FirstOf(_) => None,
-        })
+    /// The selectors, in the order of their charges.
+    pub(in crate::middleware) fn selectors(&self) -> impl Iterator<Item = &PolicySelector> {
+        self.alternatives().flatten().map(|(selector, _)| selector)
     }
 
     /// A policy of this layer as it is charged.
@@ -142,7 +130,7 @@ impl LayerConfig {
     pub(super) fn look_up(&self, head: &Parts) -> impl Future<Output = Vec<Found>> + Send + use<> {
         let look_ups = self.limits.iter().filter_map(|limit| match &limit.source {
             ChargeSource::LookUp(look_up) => Some(look_up(head)),
-            ChargeSource::Head(..) | ChargeSource::FirstOf(_) => None,
+            ChargeSource::FirstOf(_) => None,
         });
         look_ups::all(look_ups.collect(), self.look_up_timeout)
     }

@@ -1,6 +1,6 @@
 //! [`PolicySelector`]: selects the policy of a limit for each request.
 
-use std::{borrow::Cow, fmt, sync::Arc};
+use std::{borrow::Cow, fmt, iter, sync::Arc};
 
 use http::request::Parts;
 
@@ -85,42 +85,32 @@ impl PolicySelector {
     }
 
     /// The source of the policy, or those of all routes.
-    pub(super) fn sources(&self) -> Vec<&Source> {
+    pub(super) fn sources(&self) -> Box<dyn Iterator<Item = &Source> + '_> {
         match &self.0 {
-            Source::Routes(routes) => routes.sources(),
-            source => vec![source],
+            Source::Routes(routes) => Box::new(routes.sources()),
+            source => Box::new(iter::once(source)),
         }
     }
 
     /// All policies that are known before the first request.
-    pub(in crate::middleware) fn known(&self) -> Vec<Policy> {
-        self.sources()
-            .into_iter()
-            .filter_map(Source::load)
-            .collect()
+    pub(in crate::middleware) fn known(&self) -> impl Iterator<Item = Policy> {
+        self.sources().filter_map(Source::load)
     }
 
-    /// Whether the known policies are all that can be charged.
-    pub(super) fn is_known(&self) -> bool {
-        let sources = self.sources();
-        !sources.iter().any(|it| matches!(it, Source::Closure(_)))
-    }
-
-    /// Fails if a table of routes has an error.
-    pub(in crate::middleware) fn check(&self) -> Result<(), ConfigError> {
-        if let Source::Routes(routes) = &self.0 {
-            routes.check()?;
+    /// The first error of a table of routes.
+    pub(in crate::middleware) fn mistake(&self) -> Option<ConfigError> {
+        match &self.0 {
+            Source::Routes(routes) => routes.mistake.clone(),
+            _ => None,
         }
-        Ok(())
     }
 
     /// Fails if a request could be charged under two policies of one name that differ, now or after a reload.
     pub(in crate::middleware) fn agrees_with(&self, other: &Self) -> Result<(), ConfigError> {
-        let others = other.sources();
-        for source in self.sources() {
-            others.iter().try_for_each(|it| source.agrees_with(it))?;
-        }
-        Ok(())
+        let mut both = self
+            .sources()
+            .flat_map(|one| other.sources().map(move |twin| (one, twin)));
+        both.try_for_each(|(one, twin)| one.agrees_with(twin))
     }
 }
 
@@ -134,26 +124,30 @@ impl Source {
         }
     }
 
+    /// Whether only a request says which policy is meant.
+    pub(super) const fn depends(&self) -> bool {
+        matches!(self, Self::Closure(_))
+    }
+
     fn agrees_with(&self, other: &Self) -> Result<(), ConfigError> {
         let (Some(policy), Some(twin)) = (self.load(), other.load()) else {
             return Ok(());
         };
-        if policy.name() != twin.name() {
-            return Ok(());
-        }
-        match (self, other) {
+        let error = match (self, other) {
+            _ if policy.name() != twin.name() => return Ok(()),
             // A request reads each set once, so both policies are of the same version.
-            (Self::Live(one), Self::Live(other)) if one.is_of_same_set(other) => Ok(()),
-            _ if policy != twin => Err(ConfigError::new(format_args!(
+            (Self::Live(one), Self::Live(other)) if one.is_of_same_set(other) => return Ok(()),
+            _ if policy != twin => ConfigError::new(format_args!(
                 "two policies of one layer have the same name and differ: {policy:?}, {twin:?}"
-            ))),
-            (Self::Fixed(_), Self::Fixed(_)) => Ok(()),
-            _ => Err(ConfigError::new(format_args!(
+            )),
+            (Self::Fixed(_), Self::Fixed(_)) => return Ok(()),
+            _ => ConfigError::new(format_args!(
                 "two limits of one layer have a policy of the same name, `{}`, and a reload could change one of them \
                  alone: take both from one `ReloadablePolicies`",
                 policy.name()
-            ))),
-        }
+            )),
+        };
+        Err(error)
     }
 }
 

@@ -70,8 +70,8 @@ pub struct Routes {
     default: Route,
     by_path: HashMap<Box<str>, Vec<Entry>>,
     watch: Watch<OtherRoutes>,
-    /// The first entry that could not be added.
-    mistake: Option<ConfigError>,
+    /// The first mistake, of a table in this one, too.
+    pub(super) mistake: Option<ConfigError>,
 }
 
 #[derive(Debug)]
@@ -134,13 +134,13 @@ impl Route {
         Ok(choice.map(|(policy, inner)| (policy, inner.saturating_mul(weight))))
     }
 
-    fn check(&self) -> Result<(), ConfigError> {
+    fn mistake(&self) -> Option<ConfigError> {
         match (&self.selector, self.weight) {
-            (Some(selector), _) => selector.check(),
-            (None, None) => Ok(()),
+            (Some(selector), _) => selector.mistake(),
+            (None, None) => None,
             (None, Some(_)) => {
                 let problem = "has no weight: its requests are not counted";
-                Err(ConfigError::of_name("Route::skip()", problem))
+                Some(ConfigError::of_name("Route::skip()", problem))
             }
         }
     }
@@ -155,11 +155,12 @@ impl<P: Into<PolicySelector>> From<P> for Route {
 impl Routes {
     /// Creates an empty table: `default` limits all requests.
     pub fn new(default: impl Into<Route>) -> Self {
+        let default = default.into();
         Self {
-            default: default.into(),
+            mistake: default.mistake(),
+            default,
             by_path: HashMap::new(),
             watch: Watch::default(),
-            mistake: None,
         }
     }
 
@@ -170,10 +171,13 @@ impl Routes {
     /// name, [`try_limit`](crate::RateLimitLayer::try_limit) with this table returns an error, and
     /// [`limit`](crate::RateLimitLayer::limit) panics.
     pub fn route(mut self, name: &str, route: impl Into<Route>) -> Self {
-        if let Err(problem) = self.add(name, route.into()) {
-            let mistake = ConfigError::of_name(name, problem);
-            self.mistake.get_or_insert(mistake);
-        }
+        let route = route.into();
+        let mistake = route.mistake();
+        let added = self.add(name, route);
+        let misnamed = added
+            .err()
+            .map(|problem| ConfigError::of_name(name, problem));
+        self.mistake = self.mistake.or(misnamed).or(mistake);
         self
     }
 
@@ -189,21 +193,6 @@ impl Routes {
             is_settled: AtomicBool::new(false),
         });
         Ok(())
-    }
-
-    /// Fails with the first error of this table, or of a nested one.
-    pub(super) fn check(&self) -> Result<(), ConfigError> {
-        if let Some(mistake) = &self.mistake {
-            return Err(mistake.clone());
-        }
-        self.all().try_for_each(Route::check)
-    }
-
-    /// The routes of all entries, and the default.
-    fn all(&self) -> impl Iterator<Item = &Route> {
-        let entries = self.by_path.values().flatten();
-        let routes = entries.map(|entry| &entry.route);
-        routes.chain([&self.default])
     }
 
     pub(super) fn choose(
@@ -222,9 +211,11 @@ impl Routes {
     }
 
     /// The sources of the policies of all routes.
-    pub(super) fn sources(&self) -> Vec<&Source> {
-        let selectors = self.all().filter_map(|route| route.selector.as_ref());
-        selectors.flat_map(PolicySelector::sources).collect()
+    pub(super) fn sources(&self) -> impl Iterator<Item = &Source> {
+        let entries = self.by_path.values().flatten().map(|entry| &entry.route);
+        let selectors = entries.chain([&self.default]);
+        let selectors = selectors.filter_map(|route| route.selector.as_ref());
+        selectors.flat_map(PolicySelector::sources)
     }
 
     /// Warns of entries that no request meets. Watches the first requests only.

@@ -8,9 +8,19 @@ use super::RateLimitLayer;
 #[cfg(doc)]
 use crate::limiter::Limiter;
 use crate::{
-    domain::{charge::Charge, policy::Policy},
+    domain::{ActualCost, charge::Charge, policy::Policy},
     middleware::response_end::{ResponseEnd, ToBodyEnd},
 };
+
+impl ActualCost {
+    /// Returns the cost that the handler has set for the charge's policy, or the charged cost by default. Use this with
+    /// [`RateLimitLayer::settle`](crate::RateLimitLayer::settle).
+    #[must_use]
+    pub fn or_charged(response: &Parts, charge: &Charge) -> u64 {
+        let said = response.extensions.get::<Self>();
+        said.map_or_else(|| charge.cost(), |cost| cost.under(charge))
+    }
+}
 
 /// Costs.
 impl<R, E> RateLimitLayer<R, E> {
@@ -91,7 +101,7 @@ impl<R, E> RateLimitLayer<R, E> {
     /// [settle](Limiter::settle) with the [`Decisions`](crate::middleware::Decisions) in the request's extensions; a check
     /// can be settled only once.
     pub fn settle(self, cost: impl Fn(&Parts, &Charge) -> u64 + Send + Sync + 'static) -> Self {
-        self.change(|settings| settings.settle.cost_of = Some(Arc::new(cost)))
+        self.change(|settings| settings.settles = Some(Arc::new(cost)))
     }
 
     /// Refunds requests that get no response: the client disconnected first, or the inner service returned an error or
@@ -108,7 +118,7 @@ impl<R, E> RateLimitLayer<R, E> {
     /// the inner service stops working when its caller is gone.
     pub fn refund_unanswered(self) -> Self {
         self.change(|settings| {
-            settings.settle.refunds_unanswered = true;
+            settings.refunds_unanswered = true;
             let limiter = &mut settings.config.limiter;
             *limiter = limiter.clone().refund_left();
         })

@@ -38,10 +38,10 @@ impl<R, E> RateLimitLayer<R, E> {
     /// Checks the selector: its own errors, and policies that differ from another one of the same name.
     fn without_mistake(&self, selector: PolicySelector) -> Result<PolicySelector, ConfigError> {
         let Settings { config, at_end, .. } = &self.shared.settings;
-        selector.check()?;
+        selector.mistake().map_or(Ok(()), Err)?;
         let mut others = config.selectors();
         others.try_for_each(|other| other.agrees_with(&selector))?;
-        for policy in selector.known().into_iter().filter(Policy::is_concurrency) {
+        for policy in selector.known().filter(Policy::is_concurrency) {
             if at_end.is_none() {
                 let problem = format_args!(
                     "policy `{}` limits concurrency: add it by `limit_concurrent`, so that its slots are held to the \

@@ -1,6 +1,6 @@
 //! `RateLimit` and `RateLimit-Policy`: draft-ietf-httpapi-ratelimit-headers-11.
 
-use std::cell::RefCell;
+use std::{cell::RefCell, cmp};
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
@@ -12,7 +12,7 @@ use crate::{
         policy::Policy,
         rule::Rule,
     },
-    middleware::admit::{LayerConfig, Source},
+    middleware::admit::{LayerConfig, PolicySelector, Source},
 };
 
 pub(super) const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
@@ -74,20 +74,18 @@ impl Draft11 {
             return draft;
         };
         draft.is_shadow_layer = config.shadow;
-        let mut fixed = Vec::new();
         draft.all_known = true;
-        for selector in config.lone_selectors() {
-            // The list has only the alternative that was charged.
-            let Some(selector) = selector else {
-                draft.all_known = false;
-                continue;
-            };
-            draft.all_known &= matches!(selector.0, Source::Fixed(_));
-            match &selector.0 {
-                Source::Fixed(policy) => fixed.push(config.as_charged(policy.clone())),
-                Source::Live(handle) => draft.handles.push(handle.clone()),
-                Source::Closure(_) | Source::Routes(_) => {}
+        let mut fixed = Vec::new();
+        for alternatives in config.alternatives() {
+            match alternatives {
+                [(PolicySelector(Source::Fixed(policy)), _)] => {
+                    fixed.push(config.as_charged(policy.clone()));
+                    continue;
+                }
+                [(PolicySelector(Source::Live(handle)), _)] => draft.handles.push(handle.clone()),
+                _ => {} // the list has only the alternative that was charged
             }
+            draft.all_known = false;
         }
         draft.known = List::of(fixed.into_iter(), shadows);
         draft
@@ -147,12 +145,11 @@ fn append_lists<const N: usize>(lists: [&List; N], headers: &mut HeaderMap, deci
     }
 }
 
-fn append(headers: &mut HeaderMap, [usages, quotas]: Fields) {
-    if let Some(usages) = usages {
-        headers.append(RATELIMIT, usages);
-    }
-    if let Some(quotas) = quotas {
-        headers.append(RATELIMIT_POLICY, quotas);
+fn append(headers: &mut HeaderMap, fields: Fields) {
+    for (name, value) in [RATELIMIT, RATELIMIT_POLICY].into_iter().zip(fields) {
+        if let Some(value) = value {
+            headers.append(name, value);
+        }
     }
 }
 
@@ -200,9 +197,7 @@ impl List {
             policy_field: None,
             policies: distinct,
         };
-        if !has_periods {
-            list.policy_field = list.policy_field(0);
-        }
+        list.policy_field = (!has_periods).then(|| list.policy_field(0)).flatten();
         list
     }
 
@@ -235,7 +230,13 @@ impl List {
         mut list: impl FnMut(&'a Policy, &'a Item, &'a RuleUsage),
     ) {
         for (policy, items) in &self.policies {
-            let Some(decision) = decision_of(policy, decision) else {
+            // Shadows have a separate decision.
+            let of_shadow = || decision.usage().shadow();
+            let Some(decision) = (if policy.is_shadow() {
+                of_shadow()
+            } else {
+                Some(decision)
+            }) else {
                 continue;
             };
             let keys = decision.usage().policies();
@@ -256,12 +257,7 @@ impl List {
 
 /// The tighter of two keys under one rule.
 fn tighter<'a>(one: &'a RuleUsage, other: &'a RuleUsage) -> &'a RuleUsage {
-    let order = |usage: &RuleUsage| (usage.tightness(), usage.reset_after());
-    if order(other) > order(one) {
-        other
-    } else {
-        one
-    }
+    cmp::max_by_key(other, one, |usage| (usage.tightness(), usage.reset_after()))
 }
 
 /// The field that `write` writes, in a buffer that is used again.
@@ -331,15 +327,6 @@ fn push_item(field: &mut Vec<u8>, item: &str, usage: &RuleUsage, policy: &Policy
 fn push_shadow(field: &mut Vec<u8>, policy: &Policy) {
     if policy.is_shadow() {
         field.extend_from_slice(b";sluicegate-shadow");
-    }
-}
-
-/// Shadows have a separate decision.
-fn decision_of<'a>(policy: &Policy, decision: &'a Decision) -> Option<&'a Decision> {
-    if policy.is_shadow() {
-        decision.usage().shadow()
-    } else {
-        Some(decision)
     }
 }
 

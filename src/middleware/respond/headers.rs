@@ -5,11 +5,10 @@ use std::time::Duration;
 use http::{HeaderMap, HeaderName, Response, StatusCode, header};
 
 use super::{
-    by_unit,
     draft11::{self, Draft11},
     grpc_answer,
     seconds::{retry_after, retry_after_date, retry_after_ms},
-    single_rule::{self, Reset, Sent, SingleRule},
+    single_rule::{self, Reset, Shown, SingleRule},
 };
 use crate::{
     domain::decision::{Decision, Share},
@@ -44,12 +43,12 @@ pub const EXPOSED_HEADERS: [HeaderName; 22] = [
     single_rule::X_LIMIT,
     single_rule::X_REMAINING,
     single_rule::X_RESET,
-    by_unit::LIMIT_REQUESTS,
-    by_unit::REMAINING_REQUESTS,
-    by_unit::RESET_REQUESTS,
-    by_unit::LIMIT_TOKENS,
-    by_unit::REMAINING_TOKENS,
-    by_unit::RESET_TOKENS,
+    single_rule::LIMIT_REQUESTS,
+    single_rule::REMAINING_REQUESTS,
+    single_rule::RESET_REQUESTS,
+    single_rule::LIMIT_TOKENS,
+    single_rule::REMAINING_TOKENS,
+    single_rule::RESET_TOKENS,
 ];
 
 /// Whether the response looks like another service's denial: from a layer further in whose extensions a middleware has
@@ -315,23 +314,23 @@ pub(in crate::middleware) struct Headers {
 }
 
 impl Headers {
-    /// Adds the headers of a decision to those of inner layers, whose values are `inner`. Returns the values now sent.
+    /// Adds the headers of a decision to those of inner layers, which show `inner`. Returns the rules that are shown now.
     pub(in crate::middleware) fn add(
         &self,
         headers: &mut HeaderMap,
         status: StatusCode,
         decision: &Decision,
-        inner: Option<Sent>,
-    ) -> Option<Sent> {
-        let mut sent = inner;
+        inner: Option<Shown>,
+    ) -> Option<Shown> {
+        let mut shown = inner;
         if self.tells(status, decision) {
             if let Some(draft) = &self.draft11 {
                 draft.append(headers, decision);
             }
-            sent = self.style.single.insert(headers, decision, inner);
+            shown = self.style.single.insert(headers, decision, shown);
         }
         let wait = match decision {
-            Decision::Allowed(_) => return sent,
+            Decision::Allowed(_) => return shown,
             Decision::Denied(denial) => denial.shown_retry_after(),
             Decision::Blocked(blocked) => blocked.shown_retry_after(),
         };
@@ -351,7 +350,7 @@ impl Headers {
                 headers.remove(RETRY_AFTER_MS);
             }
         }
-        sent
+        shown
     }
 
     /// Adds the items of an admission to the lists of a layer further in that has denied the request, and the headers of
@@ -368,9 +367,7 @@ impl Headers {
         if let Some(draft) = &self.draft11 {
             draft.append(headers, decision);
         }
-        if self.style.single.by_unit {
-            by_unit::insert(headers, decision, |_, _| true);
-        }
+        self.style.single.insert_missing(headers, decision);
     }
 
     /// Adds the wait of a response without a decision, unless your response has one.

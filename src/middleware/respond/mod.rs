@@ -2,7 +2,6 @@
 
 #[cfg(feature = "axum")]
 mod axum;
-mod by_unit;
 mod decisions;
 mod draft11;
 mod grpc;
@@ -26,4 +25,4 @@ pub use problem::ProblemJson;
 pub(super) use problem::plain_problem;
 pub use rejection::{MakeRejection, Rejection};
 pub(super) use responder::Answers;
-pub(super) use single_rule::Sent;
+pub(super) use single_rule::Shown;

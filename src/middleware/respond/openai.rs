@@ -1,12 +1,12 @@
 //! [`OpenAiJson`]: rejections in the error form of services around language models.
 
-use std::time::Duration;
+use std::{borrow::Cow, time::Duration};
 
 use http::{HeaderValue, Response, StatusCode, request::Parts};
 
 use super::{
     MakeRejection, Rejection, grpc_answer,
-    problem::{answer_with, detail, never_passes, push_escaped},
+    problem::{answer_with, detail, push_escaped},
     rejection::violated,
     seconds::milliseconds,
 };
@@ -63,21 +63,18 @@ fn error(rejection: &Rejection, status: StatusCode) -> String {
 }
 
 fn message(rejection: &Rejection, status: StatusCode) -> String {
-    let (mut message, wait) = match rejection {
+    let (text, wait) = match rejection {
         Rejection::Denied(denial) | Rejection::NoSlot(denial) => {
-            (reached(denial), denial.shown_retry_after())
+            (Some(reached(denial)), denial.shown_retry_after())
         }
         Rejection::Blocked(blocked) => {
-            let reason = detail(blocked.block().source());
-            let reason = reason.unwrap_or("This client is blocked.");
-            (reason.to_owned(), blocked.shown_retry_after())
+            let text = "This client is blocked.".to_owned();
+            (Some(text), blocked.shown_retry_after())
         }
-        Rejection::MissingKey(error) if status.is_client_error() => (error.to_string(), None),
-        _ => (
-            status.canonical_reason().unwrap_or_default().to_owned(),
-            None,
-        ),
+        _ => (status.canonical_reason().map(str::to_owned), None),
     };
+    let detail = detail(rejection, status).map(Cow::into_owned);
+    let mut message = detail.or(text).unwrap_or_default();
     if let Some(wait) = wait {
         let wait = Duration::from_millis(milliseconds(wait));
         message += &format!(" Try again in {wait:?}.");
@@ -86,9 +83,6 @@ fn message(rejection: &Rejection, status: StatusCode) -> String {
 }
 
 fn reached(denial: &Denial) -> String {
-    if let Some(never) = never_passes(denial) {
-        return never.to_owned();
-    }
     let names: Vec<String> = violated(denial).into_iter().map(|(name, _)| name).collect();
     match &names[..] {
         [] => "A rate limit is reached.".to_owned(),

@@ -1,12 +1,14 @@
 //! [`ProblemJson`]: rejections as `application/problem+json`.
 
+use std::borrow::Cow;
+
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header, request::Parts};
 
 use super::{
     MakeRejection, Rejection, grpc_answer,
     rejection::{is_too_large, violated},
 };
-use crate::domain::{block::BlockedBy, decision::Denial};
+use crate::domain::block::BlockedBy;
 
 const TYPES: &str = "https://iana.org/assignments/http-problem-types#";
 
@@ -86,14 +88,11 @@ impl<B: From<String>> MakeRejection<B> for ProblemJson {
 /// A problem without a type of its own. The text may have any characters.
 pub(in crate::middleware) fn plain_problem<B: From<String>>(
     status: StatusCode,
-    detail: &str,
+    text: &str,
     head: &Parts,
 ) -> Response<B> {
     let title = status.canonical_reason().unwrap_or_default();
-    let mut json = beginning(status, "about:blank", "", title);
-    json.push_str(r#","detail":""#);
-    push_escaped(&mut json, detail);
-    json.push_str("\"}");
+    let json = beginning(status, ["about:blank", ""], title, Some(text)) + "}";
     answer_with(json, PROBLEM, status, head)
 }
 
@@ -131,45 +130,62 @@ fn problem(rejection: &Rejection, status: StatusCode) -> String {
         }
         _ => ("", status.canonical_reason().unwrap_or_default()),
     };
-    let types = if kind.is_empty() {
-        "about:blank"
-    } else {
-        TYPES
+    let types = match kind {
+        "" => "about:blank",
+        _ => TYPES,
     };
-    let mut json = beginning(status, types, kind, title);
+    let detail = detail(rejection, status);
+    let mut json = beginning(status, [types, kind], title, detail.as_deref());
     if let Rejection::Denied(denial) | Rejection::NoSlot(denial) = rejection {
-        push_violated(&mut json, denial);
-    }
-    if let Rejection::Blocked(blocked) = rejection
-        && let Some(detail) = detail(blocked.block().source())
-    {
-        json.extend([r#","detail":""#, detail, "\""]);
-    }
-    if let Rejection::MissingKey(error) = rejection
-        && status.is_client_error()
-    {
-        json.push_str(r#","detail":""#);
-        push_escaped(&mut json, &error.to_string());
-        json.push('"');
+        json.push_str(r#","violated-policies":["#);
+        for (index, (name, _)) in violated(denial).iter().enumerate() {
+            let separator = if index == 0 { "" } else { ", " };
+            json.extend([separator, "\"", name, "\""]);
+        }
+        json.push(']');
     }
     json.push('}');
     json
 }
 
-fn beginning(status: StatusCode, types: &str, kind: &str, title: &str) -> String {
+fn beginning(
+    status: StatusCode,
+    [types, kind]: [&str; 2],
+    title: &str,
+    detail: Option<&str>,
+) -> String {
     let mut json = String::with_capacity(ROOM);
     json.extend([r#"{"type":""#, types, kind, r#"","title":""#, title]);
     json.extend([r#"","status":"#, status.as_str()]);
+    if let Some(detail) = detail {
+        json.push_str(r#","detail":""#);
+        push_escaped(&mut json, detail);
+        json.push('"');
+    }
     json
 }
 
-/// An operator's block has none.
-pub(super) const fn detail(by: BlockedBy) -> Option<&'static str> {
-    match by {
-        BlockedBy::Operator => None,
-        BlockedBy::Ban => Some("Blocked for a time, after too many requests were denied."),
-        BlockedBy::Pause => Some("Another service has asked us to wait."),
-    }
+/// What a client may learn beyond the title: why a request can never pass, who blocks it, or which key it lacks.
+pub(super) fn detail(rejection: &Rejection, status: StatusCode) -> Option<Cow<'static, str>> {
+    let text = match rejection {
+        Rejection::MissingKey(error) if status.is_client_error() => {
+            return Some(error.to_string().into());
+        }
+        Rejection::Denied(denial) | Rejection::NoSlot(denial) => match denial.retry_after() {
+            Some(_) => return None,
+            None if is_too_large(denial) => {
+                "This request costs more than a limit allows. It will never pass."
+            }
+            None => "A limit of 0 denies all requests at present.",
+        },
+        Rejection::Blocked(blocked) => match blocked.block().source() {
+            BlockedBy::Operator => return None,
+            BlockedBy::Ban => "Blocked for a time, after too many requests were denied.",
+            BlockedBy::Pause => "Another service has asked us to wait.",
+        },
+        _ => return None,
+    };
+    Some(text.into())
 }
 
 /// The message may come from your service, with any characters.
@@ -181,28 +197,4 @@ pub(super) fn push_escaped(json: &mut String, message: &str) {
             _ => json.push(character),
         }
     }
-}
-
-/// Why a request can never pass, if it cannot.
-pub(super) fn never_passes(denial: &Denial) -> Option<&'static str> {
-    if denial.retry_after().is_some() {
-        return None;
-    }
-    Some(if is_too_large(denial) {
-        "This request costs more than a limit allows. It will never pass."
-    } else {
-        "A limit of 0 denies all requests at present."
-    })
-}
-
-fn push_violated(json: &mut String, denial: &Denial) {
-    if let Some(detail) = never_passes(denial) {
-        json.extend([r#","detail":""#, detail, "\""]);
-    }
-    json.push_str(r#","violated-policies":["#);
-    for (index, (name, _)) in violated(denial).iter().enumerate() {
-        let separator = if index == 0 { "" } else { ", " };
-        json.extend([separator, "\"", name, "\""]);
-    }
-    json.push(']');
 }

@@ -1,14 +1,15 @@
-//! Headers that describe a single rule: `X-RateLimit-*`, and those of the draft's revisions 0 to 6.
+//! Headers that describe a single rule, of all or of each unit: `X-RateLimit-*`, and those of the draft's revisions 0 to 6.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use http::{HeaderMap, HeaderName, HeaderValue};
+use smallvec::SmallVec;
 
-use super::{
-    by_unit::{self, insert_rule},
-    seconds::seconds,
+use super::seconds::seconds;
+use crate::domain::{
+    decision::{Decision, RuleUsage, Share},
+    policy::Policy,
 };
-use crate::domain::decision::{Decision, RuleUsage, Share};
 
 pub(super) const X_LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
 pub(super) const X_REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
@@ -16,6 +17,15 @@ pub(super) const X_RESET: HeaderName = HeaderName::from_static("x-ratelimit-rese
 pub(super) const LIMIT: HeaderName = HeaderName::from_static("ratelimit-limit");
 pub(super) const REMAINING: HeaderName = HeaderName::from_static("ratelimit-remaining");
 pub(super) const RESET: HeaderName = HeaderName::from_static("ratelimit-reset");
+
+pub(super) const LIMIT_REQUESTS: HeaderName = HeaderName::from_static("x-ratelimit-limit-requests");
+pub(super) const REMAINING_REQUESTS: HeaderName =
+    HeaderName::from_static("x-ratelimit-remaining-requests");
+pub(super) const RESET_REQUESTS: HeaderName = HeaderName::from_static("x-ratelimit-reset-requests");
+pub(super) const LIMIT_TOKENS: HeaderName = HeaderName::from_static("x-ratelimit-limit-tokens");
+pub(super) const REMAINING_TOKENS: HeaderName =
+    HeaderName::from_static("x-ratelimit-remaining-tokens");
+pub(super) const RESET_TOKENS: HeaderName = HeaderName::from_static("x-ratelimit-reset-tokens");
 
 /// The headers to send; all describe the same rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -33,12 +43,21 @@ pub(super) enum Reset {
     Epoch,
 }
 
-/// The values that a layer has sent in such headers.
-#[derive(Clone, Copy, Debug)]
-pub(in crate::middleware) struct Sent {
+/// The rules that such headers show, of one layer or of several around each other.
+#[derive(Clone, Debug)]
+pub(in crate::middleware) struct Shown {
     style: SingleRule,
+    rules: SmallVec<[ShownRule; 1]>,
+}
+
+/// What headers say about a rule.
+#[derive(Clone, Debug)]
+pub(super) struct ShownRule {
+    /// A policy of the unit that the rule stands for; `None` if it stands for all.
+    unit: Option<Policy>,
     share: Share,
-    reset: Option<Duration>,
+    /// Until the rule would admit the request, or until no unit counts any more.
+    time: Option<Duration>,
 }
 
 impl SingleRule {
@@ -59,63 +78,106 @@ impl SingleRule {
         }
     }
 
-    /// Sends the tightest rule of this decision and of an inner layer, also in that layer's style: its headers must not
+    /// Sends the tightest rules of this decision and of an inner layer, also in that layer's style: its headers must not
     /// promise more than is left here.
     pub(super) fn insert(
         self,
         headers: &mut HeaderMap,
         decision: &Decision,
-        inner: Option<Sent>,
-    ) -> Option<Sent> {
-        let style = inner.map_or(self, |inner| inner.style.and(self));
+        inner: Option<Shown>,
+    ) -> Option<Shown> {
+        let style = inner.as_ref().map_or(self, |inner| inner.style.and(self));
         if style == Self::NONE {
             return None;
         }
-        if style.by_unit {
-            // A layer further in has sent such headers about the same request: those that are tighter stay.
-            let adds = inner.is_some_and(|inner| inner.style.by_unit);
-            by_unit::insert(headers, decision, |sent, own| adds && sent <= own);
+        let mut rules = inner.map(|inner| inner.rules).unwrap_or_default();
+        for own in style.rules(decision) {
+            match rules.iter_mut().find(|it| it.unit() == own.unit()) {
+                Some(inner) if own.share < inner.share => *inner = own,
+                Some(_) => {}
+                None => rules.push(own),
+            }
         }
-        let own = Sent::of(decision, style);
-        let sent = match (inner, own) {
-            (Some(inner), Some(own)) if own.share < inner.share => own,
-            (Some(inner), _) => Sent { style, ..inner },
-            (None, own) => own?,
-        };
-        sent.insert(headers);
-        Some(sent)
+        rules.iter().for_each(|rule| rule.insert(style, headers));
+        (!rules.is_empty()).then_some(Shown { style, rules })
     }
-}
 
-impl Sent {
-    /// The denying rule with the longest wait, or else the one with the smallest share left; of several, the first.
-    fn of(decision: &Decision, style: SingleRule) -> Option<Self> {
-        let sent = |usage: &RuleUsage, reset| Self {
-            style,
-            share: usage.share(),
-            reset,
+    /// Sends the tightest rules of units that no header names yet.
+    pub(super) fn insert_missing(self, headers: &mut HeaderMap, decision: &Decision) {
+        let by_unit = Self {
+            by_unit: self.by_unit,
+            ..Self::NONE
         };
-        match decision {
+        for rule in by_unit.rules(decision) {
+            let names = names(rule.unit().unwrap_or_default());
+            if names.is_some_and(|[limit, ..]| !headers.contains_key(limit)) {
+                rule.insert(self, headers);
+            }
+        }
+    }
+
+    /// The tightest rule: the denying one with the longest wait, or else the one with the smallest share left; of several,
+    /// the first. And the tightest of each unit.
+    fn rules(self, decision: &Decision) -> SmallVec<[ShownRule; 1]> {
+        let of_units = match self.by_unit {
+            true => tightest_rules(decision),
+            false => SmallVec::new(),
+        };
+        let of_units = of_units.into_iter();
+        let of_units = of_units.map(|(policy, rule)| ShownRule::of(Some(policy), rule));
+        let of_all = match decision {
+            _ if !self.draft6 && self.x_rate_limit.is_none() => None,
             Decision::Allowed(usage) => usage
                 .policies()
                 .filter(|of_policy| !of_policy.policy().is_hidden())
                 .flat_map(|of_policy| of_policy.rules())
-                .min_by_key(|usage| usage.share())
-                .map(|usage| sent(usage, usage.shown_reset_after())),
+                .min_by_key(|usage| usage.share()),
             Decision::Denied(denial) if denial.policy().is_hidden() => None,
-            Decision::Denied(denial) => Some(sent(denial.rule(), denial.shown_retry_after())),
+            Decision::Denied(denial) => Some(denial.rule()),
             Decision::Blocked(_) => None,
+        };
+        let of_all = of_all.map(|rule| ShownRule::of(None, rule));
+        of_all.into_iter().chain(of_units).collect()
+    }
+}
+
+impl ShownRule {
+    fn of(unit: Option<&Policy>, rule: &RuleUsage) -> Self {
+        Self {
+            unit: unit.cloned(),
+            share: rule.share(),
+            time: match rule.is_exceeded() {
+                true => rule.shown_retry_after(),
+                false => rule.shown_reset_after(),
+            },
         }
     }
 
-    fn insert(&self, headers: &mut HeaderMap) {
-        if self.style.draft6 {
-            let reset = self.reset.map(seconds).map(HeaderValue::from);
-            insert_rule(headers, [LIMIT, REMAINING, RESET], self.share, reset);
+    fn unit(&self) -> Option<&str> {
+        self.unit.as_ref().map(Policy::counted_in)
+    }
+
+    fn insert(&self, style: SingleRule, headers: &mut HeaderMap) {
+        let mut insert = |[limit, remaining, reset]: [HeaderName; 3], time: Option<HeaderValue>| {
+            headers.insert(limit, self.share.limit.into());
+            headers.insert(remaining, self.share.left.into());
+            match time {
+                Some(time) => headers.insert(reset, time),
+                None => headers.remove(reset),
+            };
+        };
+        if let Some(unit) = self.unit() {
+            let time = self.time.map(duration);
+            let time = time.and_then(|time| HeaderValue::try_from(time).ok());
+            return names(unit).map_or((), |names| insert(names, time));
         }
-        if let Some(kind) = self.style.x_rate_limit {
-            let reset = self.reset.map(|time| kind.after(time).into());
-            insert_rule(headers, [X_LIMIT, X_REMAINING, X_RESET], self.share, reset);
+        if style.draft6 {
+            let time = self.time.map(seconds).map(HeaderValue::from);
+            insert([LIMIT, REMAINING, RESET], time);
+        }
+        if let Some(kind) = style.x_rate_limit {
+            let time = self.time.map(|time| kind.after(time).into());
+            insert([X_LIMIT, X_REMAINING, X_RESET], time);
         }
     }
 }
@@ -129,6 +191,70 @@ impl Reset {
                 let now = SystemTime::now().duration_since(UNIX_EPOCH);
                 seconds(now.unwrap_or_default().saturating_add(time))
             }
+        }
+    }
+}
+
+/// The tightest rule of each unit, beside a policy of that unit. Slots are left out: no client waits for them by these headers.
+fn tightest_rules(decision: &Decision) -> SmallVec<[(&Policy, &RuleUsage); 4]> {
+    let mut tightest: SmallVec<[(&Policy, &RuleUsage); 4]> = SmallVec::new();
+    let policies = decision.usage().policies();
+    for of_policy in policies.filter(|usage| !usage.policy().is_hidden()) {
+        let policy = of_policy.policy();
+        let is_same = |other: &Policy| other.counted_in() == policy.counted_in();
+        let rules = of_policy.rules().iter();
+        for rule in rules.filter(|usage| !usage.rule().is_concurrency()) {
+            match tightest.iter_mut().find(|(other, _)| is_same(other)) {
+                Some((_, least)) if rule.tightness() > least.tightness() => *least = rule,
+                Some(_) => {}
+                None => tightest.push((policy, rule)),
+            }
+        }
+    }
+    tightest
+}
+
+fn names(unit: &str) -> Option<[HeaderName; 3]> {
+    match unit {
+        "requests" => Some([LIMIT_REQUESTS, REMAINING_REQUESTS, RESET_REQUESTS]),
+        "tokens" => Some([LIMIT_TOKENS, REMAINING_TOKENS, RESET_TOKENS]),
+        other => {
+            let name = |of: &str| HeaderName::try_from(["x-ratelimit-", of, "-", other].concat());
+            Some([
+                name("limit").ok()?,
+                name("remaining").ok()?,
+                name("reset").ok()?,
+            ])
+        }
+    }
+}
+
+/// In whole seconds, rounded up: some clients read the `m` of `20ms` as minutes.
+fn duration(time: Duration) -> String {
+    let seconds = seconds(time);
+    let (hours, minutes, seconds) = (seconds / 3_600, seconds / 60 % 60, seconds % 60);
+    match (hours, minutes) {
+        (0, 0) => format!("{seconds}s"),
+        (0, _) => format!("{minutes}m{seconds}s"),
+        _ => format!("{hours}h{minutes}m{seconds}s"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_is_written_in_hours_minutes_and_seconds() {
+        for (ms, expected) in [
+            (0, "0s"),
+            (1, "1s"),
+            (59_999, "1m0s"),
+            (360_000, "6m0s"),
+            (3_600_000, "1h0m0s"),
+            (90_061_000, "25h1m1s"),
+        ] {
+            assert_eq!(duration(Duration::from_millis(ms)), expected);
         }
     }
 }
