@@ -103,6 +103,14 @@ fn reject(rejection: &Rejection, head: &Parts) -> Response {
     }
 }
 
+/// Stands for your server.
+async fn answer(Extension(messages): Extension<ParsedBody<Messages>>) -> Response {
+    match messages.all.iter().find_map(|it| it.id.as_ref()) {
+        Some(id) => Json(json!({ "jsonrpc": "2.0", "id": id, "result": {} })).into_response(),
+        None => StatusCode::ACCEPTED.into_response(),
+    }
+}
+
 fn app() -> Result<Router, ConfigError> {
     let searches = Policy::parse("searches", "2/1m")?;
     let calls = Policy::parse("calls", "100/1m")?;
@@ -135,15 +143,6 @@ fn app() -> Result<Router, ConfigError> {
         .layer(limits)
         .layer(ReadBodyLayer::new(65_536, read))
         .layer(by_address))
-}
-
-/// Stands for your server.
-async fn answer(Extension(messages): Extension<ParsedBody<Messages>>) -> Response {
-    match messages.all.iter().any(|it| it.id.is_some()) {
-        true => Json(json!({ "jsonrpc": "2.0", "id": messages.all[0].id, "result": {} }))
-            .into_response(),
-        false => StatusCode::ACCEPTED.into_response(),
-    }
 }
 
 #[tokio::main]
