@@ -32,12 +32,12 @@ local GONE = ''
 -- Tables have room for eight keys: to grow is dear.
 local stored, values = { nil, nil, nil, nil, nil, nil, nil, nil }, { nil, nil, nil, nil, nil, nil, nil, nil }
 local offsets, expiries = { nil, nil, nil, nil, nil, nil, nil, nil }, { nil, nil, nil, nil, nil, nil, nil, nil }
-local tasks = {} -- by arguments, as those of a call are mostly alike
+local tasks = { a = nil, b = nil, c = nil, d = nil } -- by arguments, as those of a call are mostly alike; with room for four
 -- The first part of an operation, its first key of blocks, and how many checks the operation before admitted.
 local first, next_block, admitted = 1, last_part + 1, 0
 local following = last_part > 0 and read_task(ARGV[1], tasks) -- of the operation that follows
 local blocks_found -- how many keys of blocks exist: mostly none, which one command shows for the whole call
 local replies, reply_count = { pack('<I6', now), nil, nil, nil, nil, nil, nil, nil, nil }, 1
 local after_now -- the text of the time, as the bound of a range that begins later
-local plain, slots, buckets, steps, charge_first, usage_of, deny -- made when they are needed
+local plain, slots, buckets, steps, charge_first, usage_of, deny, fronts -- made when they are needed
 local fast_path = true -- false in tests of the plain script

@@ -67,49 +67,68 @@ while fast_path and reply and i <= last do
       if not is_one then counts = nil end
     end
   elseif class and action < RENEW then
-    local value = denied and stored[i] or try('GETRANGE', KEYS[i], '0', policy.upto) -- of an error, `#` is 0
-    local is_charge, may_deny = units > 0 and not denied, false
+    local value = denied and stored[i] or fronts and fronts[i] or try('GETRANGE', KEYS[i], '0', policy.upto) -- of an error, `#` is 0
+    local is_charge = units > 0 and not denied
     if class == STEPS and #value > 63 and is_check and units > 0 then
       local is, since, due, others, expires, newest, base, used, second, third =
         unpack('<I6I6I6I6I6I6I7I7I7I7', value) -- the front; what it lacks of three rules is any number
-      local wide, total, totals = is - policy.mark, used + units, second + units
-      third = third + units
-      if since <= now and now < others and (wide == 0 or wide == 1) then
-        -- The entries of a value are narrow or wide: 0 or 1. Each has limits of its own.
-        local fit = totals <= policy[wide * 3 + 2] and third <= policy[wide * 3 + 3]
-        if now < due then
-          if fit and total <= policy[wide * 3 + 1] then
-            counts = pack(policy.counts, total, totals, third)
-            values[i], offsets[i], form = counts, '43', '\2'
-          elseif total > policy[4] or totals > policy[5] or third > policy[6] then
-            if not deny then usage_of, deny = fast_usage(now, KEYS, stored, try, rep, sub, pack, unpack, read_period) end
-            fits, form, counts = false, '\3', deny(policy, i, value, wide, base, total, totals, third)
+      local wide, total, totals, thirds = is - policy.mark, used + units, second + units, third + units
+      -- The entries of a value are narrow or wide: 0 or 1. Each has limits of its own.
+      local is_usual = since <= now and now < others and (wide == 0 or wide == 1)
+      local fit = is_usual and totals <= policy[wide * 3 + 2] and thirds <= policy[wide * 3 + 3]
+      if fit and now < due and total <= policy[wide * 3 + 1] then
+        counts = pack(policy.counts, total, totals, thirds)
+        values[i], offsets[i], form = counts, '43', '\2'
+      elseif denied or total > policy[4] or not fit and (totals > policy[5] or thirds > policy[6]) then
+        if not deny then usage_of, deny = fast_usage(now, KEYS, stored, try, rep, sub, pack, unpack, read_period) end
+        if is_usual and now < due then
+          counts = deny(policy, i, value, wide, base, total, totals, thirds)
+          if counts then fits, form = false, '\3' end
+        else
+          fits, counts = usage_of(policy, i, value, units, is, since, due, others, newest, base, used, second, third)
+          if fits and is_charge then counts = nil end
+        end
+      elseif is_charge and i < last and not again then -- before the first dear charge: does a later key deny?
+        fronts = fronts or { nil, nil, nil, nil, nil, nil, nil, nil }
+        for k = i + 1, last do
+          local later = tasks[ARGV[k]]
+          if later.policy == nil then later.policy = read_policy(later, ARGV[k], tasks) end
+          local of, more = later.policy, later.units * count
+          fronts[k] = of and of.class == STEPS and try('GETRANGE', KEYS[k], '0', of.upto)
+          if fronts[k] and #fronts[k] > 63 then
+            local one, two, three = unpack('<I7I7I7', fronts[k], 44)
+            if one + more > of[4] or two + more > of[5] or three + more > of[6] then
+              if not deny then usage_of, deny = fast_usage(now, KEYS, stored, try, rep, sub, pack, unpack, read_period) end
+              local are_in, usage = usage_of(of, k, fronts[k], more)
+              if usage and not are_in then
+                fronts[i], fits, counts, again, kept, i = value, false, usage, i, reply, k
+                break
+              end
+            end
           end
-        elseif fit and wide == 0 and not denied then
-          charge_first = charge_first or fast_first(now, values, offsets, expiries, rep, sub, pack, unpack)
-          counts = charge_first(policy, i, value, units, since, others, expires, newest, base, used, totals, third)
-          if counts then form, again, kept = '\2', again or i, kept or reply end
         end
       end
-      may_deny = not counts and (total > policy[4] or totals > policy[5] or third > policy[6])
+      if not counts and fit and now >= due and wide == 0 and is_charge then
+        charge_first = charge_first or fast_first(now, values, offsets, expiries, rep, sub, pack, unpack)
+        counts = charge_first(policy, i, value, units, since, others, expires, newest, base, used, totals, thirds)
+        if counts then form, again, kept = '\2', again or i, kept or reply end
+      end
     end
     if not counts and class == BUCKETS and is_check and (value == '' or #value > 63 and unpack('<I6', value) == policy.mark) then
       buckets = buckets or fast_bucket(now, values, expiries, offsets, rep, sub, pack, unpack, spread)
       fits, form, counts = buckets(policy, i, value, units, denied)
     elseif not counts and class < BUCKETS and (value == '' or #value > 63) then
-      for turn = may_deny and 1 or 2, 3 do -- where units may not fit, it looks first
-        if counts then break end
-        if turn ~= 2 then
-          if not deny then usage_of, deny = fast_usage(now, KEYS, stored, try, rep, sub, pack, unpack, read_period) end
-          fits, counts = usage_of(policy, i, value, is_check and units or -2 ^ 60) -- settlements fit whatever is used
-          if fits and is_charge then counts = nil end
-        elseif is_charge then
-          steps = steps
-            or fast_steps(now, ADD, TAKE, KEYS, ARGV, stored, values, offsets, expiries, try, rep, sub, pack, unpack, spread, read_period)
-          counts = steps(policy, i, value == '', units, task.action)
-          if counts then fits, form = true, '\2' end
-          if counts and value ~= '' then again, kept = again or i, kept or reply end
-        end
+      if is_charge then
+        steps = steps
+          or fast_steps(now, ADD, TAKE, KEYS, ARGV, stored, values, offsets, expiries, try, rep, sub, pack, unpack, spread, read_period)
+        counts = steps(policy, i, value == '', units, task.action)
+        if counts then fits, form = true, '\2' end
+        if counts and value ~= '' then again, kept = again or i, kept or reply end
+      end
+      if not counts then
+        if not deny then usage_of, deny = fast_usage(now, KEYS, stored, try, rep, sub, pack, unpack, read_period) end
+        fits, counts = usage_of(policy, i, value, is_check and units or -2 ^ 60) -- settlements fit whatever is used
+        if fits and is_charge then counts = nil end
       end
     end
   end

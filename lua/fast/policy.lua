@@ -10,7 +10,7 @@ local function read_policy(task, arg, tasks)
     arg = ARGV[task.policy_at]
     if tasks[arg].policy ~= nil then return tasks[arg].policy end
   end
-  if string.byte(arg, 17) == 0 then return false end -- of a check that only looks up blocks
+  if #arg == 17 then return false end -- no rules: of a check that only looks up blocks
   local most = 65535 -- of narrow entries
   local rules, class, mark, upto, first, second, third = struct.unpack('<I1I1I6I2I7I7I7', arg, 17)
   if class == 0 then return false end
@@ -19,11 +19,11 @@ local function read_policy(task, arg, tasks)
   if rules < 3 then third = 2 ^ 57 end
   return {
     first < most and first or most, rules < 2 and second or second < most and second or most,
-    rules < 3 and third or third < most and third or most, first, second, third,
+    rules < 3 and third or third < most and third or most, first, second, third, nil, nil, nil, -- see first.lua
     rules = rules, class = rules > 3 and class == 1 and 2 or class, mark = mark, arg = arg,
     shape = nil, new = nil, -- see steps.lua
-    upto = upto .. '', -- in bytes, from 0, as text: the front, and the totals of the first rule
-    counts = rules == 1 and '<I7' or rules == 2 and '<I7I7' or '<' .. string.rep('I7', rules),
+    upto = string.format('%d', upto), -- in bytes, from 0, as text: the front, and the totals of the first rule
+    counts = rules == 1 and '<I7' or rules == 2 and '<I7I7' or rules == 3 and '<I7I7I7' or '<' .. string.rep('I7', rules),
   }
 end
 

@@ -23,7 +23,7 @@ local function deny(policy, i, value, wide, base, first, second, third)
     if over > 0 then
       local step, retention, narrow = unpack('<I6I6I4', policy.arg, 11 + rules * 7 + k * 16)
       local body, at, bytes = value, 44 + rules * 7, narrow / 2 * size
-      if k > 1 or wide == 1 then -- the body of the last rule is near the end of the value, mostly within 200 bytes
+      if k > 1 then -- the body of the last rule is near the end of the value, mostly within 200 bytes
         body = stored[i] or k == rules and bytes < 130 and try('GETRANGE', KEYS[i], '-200', '-1') or try('GET', KEYS[i])
         at = k == rules and #body - 1 - rules * 16 - bytes or k == 2 and 57 + rules * 7 + (#value - at + 1) / 2 * size or at
         if k < rules then stored[i] = body end
@@ -39,9 +39,10 @@ local function deny(policy, i, value, wide, base, first, second, third)
 end
 
 -- Returns whether the units of a check of KEYS[i] fit, and the usage; or nothing if the plain script has to decide.
--- `value` is the front and the narrow body of the first rule. More is read if another rule denies or is due.
-local function usage_of(policy, i, value, units)
-  local rules, arg, usage, fits, periods_at = policy.rules, policy.arg, '', true, nil
+-- `value` is the front and the narrow body of the first rule, and the numbers behind `units` are of the front, if they were
+-- read. More is read if another rule denies or is due.
+local function usage_of(policy, i, value, units, mark, since, due, others, newest, base, first, second, third)
+  local rules, arg, usage, fits, periods_at, _ = policy.rules, policy.arg, '', true, nil, nil
   if value == '' then
     for k = 1, policy.class == 2 and rules or 0 do -- the time has to be in a period
       if unpack('<I6', arg, 11 + rules * 7 + k * 16) >= 2 ^ 44 then
@@ -55,7 +56,7 @@ local function usage_of(policy, i, value, units)
     end
     return fits, rep('\0', rules * 19)
   end
-  local mark, since, due, others, _, newest, base, first, second, third = unpack('<I6I6I6I6I6I6I7I7I7I7', value)
+  if not mark then mark, since, due, others, _, newest, base, first, second, third = unpack('<I6I6I6I6I6I6I7I7I7I7', value) end
   local at, wide = 44 + rules * 7, mark - policy.mark
   if since > now or wide ~= 0 and wide ~= 1 or #value < 43 + rules * 7 then return end
   local entry, size, wrap = '<I2', 2, 2 ^ 16

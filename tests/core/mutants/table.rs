@@ -172,34 +172,39 @@ action == RENEW and is_held => action == RENEW
 first, count = last + 1, 0 end => first = last + 1 end
 first, count = last + 1, 0 end => count = 0 end
 again or i + 1 => i + 1
-wide, base, total, totals, third) => wide, base, total, totals, 0)
+wide, base, total, totals, thirds) => wide, base, total, totals, 0)
 not fits and count > 1 then => false then
 since <= now and now < others => now < others
 since <= now and now < others => since <= now
 (wide == 0 or wide == 1) => true
-totals <= policy[wide * 3 + 2] and third => third
+totals <= policy[wide * 3 + 2] and thirds => thirds
 totals <= policy[wide * 3 + 2] => totals <= policy[5]
-and third <= policy[wide * 3 + 3] =>
-if fit and total <= policy[wide * 3 + 1] then => if fit and total <= policy[4] then
-if fit and total <= policy[wide * 3 + 1] then => if fit then
-        if now < due then\n =>         if now <= due then\n
-elseif fit and wide == 0 and not => elseif fit and not
-wide == 0 and not denied then => wide == 0 then
+and thirds <= policy[wide * 3 + 3] =>
+now < due and total <= policy[wide * 3 + 1] then => now < due and total <= policy[4] then
+now < due and total <= policy[wide * 3 + 1] then => now < due then
+if fit and now < due and => if fit and now <= due and
+if is_usual and now < due then => if is_usual then
+now >= due and wide == 0 and is_charge then => now >= due and is_charge then
+if usage and not are_in then => if usage then
+usage, i, reply, k => usage, first, reply, k
+usage, i, reply, k => usage, i, '', k
+later.units * count => task.units * count
 #value > 63 and unpack('<I6', value) == policy.mark => #value > 63
 counts, '43' => counts, '6'
-if fits and is_charge then counts = nil end =>
+is used\n        if fits and is_charge then counts = nil end => is used\n
+second, third)\n          if fits and is_charge then counts = nil end => second, third)\n
 is_check and units or -2 ^ 60 => units
-units > 0 and not denied, false => not denied, false
-units > 0 and not denied, false => units > 0, false
+is_charge = units > 0 and not denied => is_charge = not denied
+is_charge = units > 0 and not denied => is_charge = units > 0
 # fast/steps.lua
 lag > 0 and lag - step or 0 => 0
-if gone >= number then return 0, 0, gone end => if gone > number then return 0, 0, gone end
+if gone >= number then return 0, 0 end => if gone > number then return 0, 0 end
 if gone < number - places then => if gone <= number - places then
-% WRAP[wide], total, gone => % WRAP[wide], base, gone
+% wrap, total\n => % wrap, base\n
 rep(entry, behind / size) .. => rep(entry, behind) ..
 if newest + rule.lag <= now then\n      if step => if newest <= now then\n      if step
 if step > now and newest > 0 then return end =>
-or used == 0 and places > 0 and wide == 1 then return end => then return end
+or used == 0 and places > 0 and size == 7 then return end => then return end
 else first_base = base end => end
 sub(value, copied, at - #head - 1) => sub(value, copied, at - 1)
     elseif newest ~= current then\n      return\n =>
@@ -208,23 +213,25 @@ if is_check and used > rule.limit or used >= wrap => if is_check and used > rule
 if is_check and used > rule.limit or used >= wrap => if used > rule.limit or used >= wrap
 elseif newest < others then others = newest end => end
 expires = expires + (window < 60000 and window or 60000)\n    expiries[i] => expires = expires + window\n    expiries[i]
-if not new or new.units ~= units then => if not new then
-elseif next_due < others then others = next_due end => end
+if new and new.units == units then => if new then
 if newest ~= unpack('<I6', arg, #arg - (rules - k) * 6 - 5) then return end =>
 if newest + rule.lag <= now or newest ~= => if newest ~=
 rule.lag <= now or newest ~= now - now % rule.step + rule.step then => rule.lag <= now then
 if totals[k] <= before then return end =>
 if totals[k] <= before then return end => if totals[k] < before then return end
-if units >= 2 ^ 16 then return end => if units > 2 ^ 16 then return end
-if is_check and units > policy.shape[k].limit then return end =>
+size == 2 and 2 ^ 16 or 2 ^ 53, '' => 2 ^ 53, ''
+policy.new = is_check and { => policy.new = {
+is_new and 31 or at) => at)
+if not is_new then used => if true then used
+is_new and shape.tail or '' => ''
+    offsets[i] = nil\n =>
 if action == TAKE then return not is_new and take(policy, i, units) or nil end =>
-if gone >= number then return 0, 0, gone end => if gone > number then return 0, 0, gone end
 # fast/first.lua
 newest > current or #value => #value
 44 + policy.rules * 7 => 43 + policy.rules * 7
 if newest + retention <= now then => if newest + retention < now then
-used, base, changed = 0, 0, rep('\0', size) => used, changed = 0, rep('\0', size)
-used, base, changed = 0, 0, rep('\0', size) => used, base = 0, 0
+used, base, changed = 0, 0, rep('\0\0', places) => used, changed = 0, rep('\0\0', places)
+used, base, changed = 0, 0, rep('\0\0', places) => used, base = 0, 0
 if gone >= number - places then => if gone > number - places then
 rep(entry, places - place) => rep(entry, places)
 gap == 1 and entry or rep(entry, gap) => entry
@@ -237,8 +244,6 @@ if current + retention > expires then => if current > expires then
 # fast/usage.lua
 if wide == 1 then entry, size, wrap = '<I7', 7, 2 ^ 53 end\n  for k = 1, rules do\n    local over => for k = 1, rules do\n    local over
 44 + rules * 7, narrow => 43 + rules * 7, narrow
-if k > 1 or wide == 1 then => if k > 1 then
-k == rules and bytes < 130 and => k == rules and
 #body - 1 - rules * 16 - bytes => #body - rules * 16 - bytes
 57 + rules * 7 + (#value => 56 + rules * 7 + (#value
 at + 1) / 2 * size or at => at + 1) / 2 or at

@@ -216,6 +216,9 @@ A rule has 256 places or 257
  p alice 1 = 0/257000 0/258000; +50000; p alice 1 !151000 = 0/207000 0/208000; +50000
  p alice 1 !101000 = 0/157000 0/158000; +50000; p alice 1 !51000 = 0/107000 0/108000; +50000
  p alice 1 !1000 = 1/57000 0/58000; +50000; p alice 1 = 7/257000 7/258000; +50000; p alice 1 = 7/257000 7/258000
+A denial by the third key names the first, and the second, whose step has ended
+ p = 9/1m@1s; q = 1/1m@1s; p alice 1 & p bob 1 & q carol 1; +2000; p alice 1
+ p alice 1 & p bob 1 & q carol 1 ! = 7 8 0; p alice 1 & p bob 1 & q dora 1 = 6 7 0
 A denial while steps are released counts those that are left
  p = 5/1m@1s; +1000; p alice 1 = 4/61000; +1000; p alice 1 = 3/61000; +1000; p alice 1 = 2/61000; +1000
  p alice 1 = 1/61000; +1000; p alice 1 = 0/61000; +57500; p alice 4 !2500 = 1/3500; p alice 2 !500 = 1/3500
