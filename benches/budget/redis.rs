@@ -32,6 +32,8 @@ const CALL: usize = 7;
 /// Until the windows of a second are full.
 const WARM_UP_ROUNDS: usize = 5;
 const ROUNDS: u64 = 4;
+/// In this time, steps of the rules end, as they have where a client is denied for long.
+const LONG_MS: u64 = 7_000;
 
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/budget/redis.toml");
 const HEAD: &str = "\
@@ -188,14 +190,6 @@ pub(crate) fn run() {
         },
     );
     let full = [Rule::per_second(2), Rule::per_minute(2), Rule::per_hour(2)];
-    add("denied by all", Work::new(&full));
-    add(
-        "denied by all, 1 a call",
-        Work {
-            checks: 1,
-            ..Work::new(&full)
-        },
-    );
     add(
         "denied by all, due",
         Work {
@@ -204,7 +198,36 @@ pub(crate) fn run() {
         },
     );
     let last = [three[0], three[1], full[2]];
-    add("denied by the last", Work::new(&last));
+    let denied = [
+        ("denied by all", &full[..], 0),
+        ("denied by the last", &last, 0),
+        ("denied by the last, late", &last, LONG_MS),
+        ("one rule, denied", &full[1..2], 0),
+        ("one rule, denied, late", &full[1..2], LONG_MS),
+    ];
+    for (name, rules, gap_ms) in denied {
+        for (checks, size) in [(1, ", 1 a call"), (CALL, ""), (16, ", 16 a call")] {
+            let work = Work {
+                checks,
+                gap_ms,
+                ..Work::new(rules)
+            };
+            add(&format!("{name}{size}"), work);
+        }
+    }
+    let exact = [Rule::per_second(PLENTY).exact()];
+    for (name, rules, gap_ms) in [
+        ("one rule, none due", &three[..1], 0),
+        ("one rule, 2/s", &three[..1], 500),
+        ("one rule, 60/s", &three[..1], 17),
+        ("exact, 2/s", &exact, 500),
+    ] {
+        let work = Work {
+            gap_ms,
+            ..Work::new(rules)
+        };
+        add(name, work);
+    }
     add(
         "denied by the last beside a new one",
         Work {
@@ -244,10 +267,20 @@ pub(crate) fn run() {
     // a new first one each time.
     let other = [three[0], three[1], Rule::per_hour(PLENTY - 1)];
     for (checks, size) in [(1, ", 1 a call"), (CALL, "")] {
-        for (is_new, first) in [(false, "two"), (true, "new and warm")] {
-            for (rules, is_denied) in [(other, ""), (last, ", denied by the second")] {
+        for (is_new, gap_ms, first) in [
+            (false, 0, "two"),
+            (false, 500, "two, 2/s"),
+            (false, LONG_MS, "two, late"),
+            (true, 0, "new and warm"),
+        ] {
+            for (rules, is_denied) in [
+                (other, ""),
+                (last, ", denied by the second"),
+                (full, ", denied by all of the second"),
+            ] {
                 let work = Work {
                     checks,
+                    gap_ms,
                     is_new,
                     second: Some(Policy::new("account", rules).unwrap()),
                     ..Work::new(&three)
