@@ -1,8 +1,8 @@
 //! The cost of one decision without HTTP, the check and its keys built each time: in the store, through a `Limiter`,
 //! and by two limiters of other crates, in nanoseconds and allocations.
 //!
-//! One rule must cost at most 2.5 times a decision of `rate-net`, and three rules at most 5 times; a `Limiter` may add
-//! 40 ns to its store.
+//! One rule must cost at most 2.5 times a decision of `rate-net`, and three rules at most 5 times; what a `Limiter` adds to
+//! its store may cost one such decision, and is to cost a fifth.
 
 use std::{
     hint::black_box,
@@ -23,7 +23,8 @@ const ROUNDS: usize = 1_000;
 
 const ONE_TO_OTHERS: f64 = 2.5;
 const THREE_TO_OTHERS: f64 = 5.0;
-const LIMITER_BUDGET_NS: f64 = 40.0;
+const LIMITER_TO_OTHERS: f64 = 1.0;
+const AIM_OF_LIMITER: f64 = 0.2;
 
 struct Row {
     name: &'static str,
@@ -136,7 +137,11 @@ pub(crate) fn run() -> ExitCode {
     let mut is_met = within("one rule", ns("store, 1 rule"), ONE_TO_OTHERS * other);
     is_met &= within("three rules", ns("store, 3 rules"), THREE_TO_OTHERS * other);
     let adds = ns("limiter, 1 rule") - ns("store, 1 rule");
-    is_met &= within("a limiter adds to one rule", adds, LIMITER_BUDGET_NS);
+    let what = format!(
+        "a limiter adds to one rule, aim {:.0}",
+        AIM_OF_LIMITER * other
+    );
+    is_met &= within(&what, adds, LIMITER_TO_OTHERS * other);
     if is_met {
         ExitCode::SUCCESS
     } else {
@@ -147,6 +152,6 @@ pub(crate) fn run() -> ExitCode {
 fn within(name: &str, ns: f64, budget: f64) -> bool {
     let is_met = ns <= budget;
     let verdict = if is_met { "within" } else { "MISSES" };
-    println!("{name}: {ns:.0} ns, {verdict} the budget of {budget:.0}");
+    println!("{name}: {ns:.0} ns, {verdict} the bar of {budget:.0}");
     is_met
 }

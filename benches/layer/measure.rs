@@ -1,13 +1,12 @@
 //! The cost of the layer with a `MemoryStore`, in nanoseconds and allocations for each request, beside a bare service.
 //!
-//! Prints a table, and fails when three rules add a microsecond or more. It also fails when an observer adds more than
-//! 0.3 µs to them: a `TracingObserver` without a subscriber, or a `MetricsObserver` with the Prometheus exporter as its
-//! recorder. Counting contributors may add the same, including the extraction of the label. Counting denials may add
-//! 100 ns to a denial, and 30 ns to an admission of a client that was denied. Allocations are counted separately from
-//! time.
+//! Prints a table, and fails when a row adds more than its bar allows: one rule and three; to three rules, an observer (a
+//! `TracingObserver` without a subscriber, or a `MetricsObserver` with the Prometheus exporter as its recorder), or
+//! contributors with the extraction of the label; to a denial, and to an admission of a client that was denied, the count
+//! of denials. Allocations are counted separately from time.
 //!
-//! `tower_governor`, with its headers and by the same address, is the yardstick: one rule must add no more than that,
-//! and three rules at most 1.5 times what one rule adds.
+//! `tower_governor`, with its headers and by the same address, is the yardstick: bars and aims are multiples of what it
+//! adds, since times differ from machine to machine. A bar is what holds; an aim is what is hoped for, and fails nothing.
 
 use std::{
     convert::Infallible,
@@ -40,12 +39,13 @@ const CLIENTS: usize = 1_000;
 
 /// The number of rounds after which the recorder's buckets are emptied.
 const UPKEEP: usize = 50;
-const BUDGET_NS: f64 = 1_000.0;
-const OBSERVER_BUDGET_NS: f64 = 300.0;
-const CONTRIBUTORS_BUDGET_NS: f64 = 300.0;
-const DENIAL_BUDGET_NS: f64 = 100.0;
-const ADMISSION_BUDGET_NS: f64 = 30.0;
-const THREE_TO_ONE: f64 = 1.5;
+/// Bars, and aims.
+const ONE_RULE: [f64; 2] = [3.3, 1.6];
+const THREE_RULES: [f64; 2] = [4.2, 2.1];
+const OBSERVER: [f64; 2] = [1.6, 0.7];
+const CONTRIBUTORS: [f64; 2] = [1.5, 0.7];
+const DENIAL: [f64; 2] = [0.3, 0.2];
+const ADMISSION: [f64; 2] = [0.2, 0.07];
 
 pub(crate) const ONE: &str = "1000000000/1m";
 pub(crate) const THREE: &str = "1000000000/1s,1000000000/1m,1000000000/1h";
@@ -339,29 +339,27 @@ pub(crate) fn run() -> ExitCode {
         );
     }
     let adds = |row: usize| rows[row].ns() - rows[bare].ns();
-    let mut is_met = within("three rules", adds(three), BUDGET_NS);
-    is_met &= within("one rule", adds(one), adds(governor));
-    is_met &= within("three rules", adds(three), THREE_TO_ONE * adds(one));
+    let within = |name: &str, adds: f64, [bar, aim]: [f64; 2]| {
+        let ratio = adds / (rows[governor].ns() - rows[bare].ns());
+        let verdict = if ratio <= bar { "ok    " } else { "MISSED" };
+        println!("{verdict} {name}, of tower_governor: {ratio:.2}, at most {bar:.2}, aim {aim:.2}");
+        ratio <= bar
+    };
+    let mut is_met = within("one rule", adds(one), ONE_RULE);
+    is_met &= within("three rules", adds(three), THREE_RULES);
     for row in rows.iter().filter(|row| row.is_observed) {
         let more = row.exceeds(&rows[three]);
-        is_met &= within(row.name.trim_start(), more, OBSERVER_BUDGET_NS);
+        is_met &= within(row.name.trim_start(), more, OBSERVER);
     }
     let more = rows[shared + 1].exceeds(&rows[shared]);
-    is_met &= within("contributors", more, CONTRIBUTORS_BUDGET_NS);
+    is_met &= within("contributors", more, CONTRIBUTORS);
     let more = rows[denials + 1].exceeds(&rows[denials]);
-    is_met &= within("denials, to a denial", more, DENIAL_BUDGET_NS);
+    is_met &= within("denials, to a denial", more, DENIAL);
     let more = rows[denials + 3].exceeds(&rows[denials + 2]);
-    is_met &= within("denials, to an admission", more, ADMISSION_BUDGET_NS);
+    is_met &= within("denials, to an admission", more, ADMISSION);
     if is_met {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE
     }
-}
-
-fn within(name: &str, adds: f64, budget: f64) -> bool {
-    let is_met = adds < budget;
-    let verdict = if is_met { "within" } else { "MISSES" };
-    println!("{name}: adds {adds:.0} ns, {verdict} the budget of {budget:.0}");
-    is_met
 }

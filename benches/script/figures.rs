@@ -49,6 +49,11 @@ pub(crate) fn median(mut figures: Vec<f64>) -> f64 {
     figures[figures.len() / 2]
 }
 
+/// A bar is what holds. An aim is what is hoped for, and fails nothing.
+pub(crate) fn bar_and_aim(what: &str, figure: f64, most: f64, aim: f64) -> bool {
+    bar(&format!("{what}, aim {aim:.2}"), figure, most)
+}
+
 pub(crate) fn bar(what: &str, figure: f64, most: f64) -> bool {
     let met = figure <= most;
     println!(
