@@ -82,7 +82,7 @@ while fast_path and reply and i <= last do
       elseif denied or total > policy[4] or not fit and (totals > policy[5] or thirds > policy[6]) then
         if not deny then usage_of, deny = fast_usage(now, KEYS, stored, try, rep, sub, pack, unpack, read_period) end
         if is_usual and now < due then
-          counts = deny(policy, i, value, wide, base, total, totals, thirds)
+          counts = deny(policy, i, value, wide, base, units, used, second, third)
           if counts then fits, form = false, '\3' end
         else
           fits, counts = usage_of(policy, i, value, units, is, since, due, others, newest, base, used, second, third)

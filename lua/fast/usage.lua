@@ -14,12 +14,12 @@ end
 -- A denial of KEYS[i], where no rule is due: the newest steps are those of the time. Returns the used units under each
 -- rule, and when the units fit under each that denies them, if ever, packed; or nothing if the plain script has to
 -- decide. `value` is the front and the narrow body of the first rule, and `base` is of that rule. `first` to `third` are what
--- the rules would use.
-local function deny(policy, i, value, wide, base, first, second, third)
+-- the rules use.
+local function deny(policy, i, value, wide, base, units, first, second, third)
   local rules, reply, entry, size, wrap = policy.rules, sub(value, 44, 43 + policy.rules * 7), '<I2', 2, 2 ^ 16
   if wide == 1 then entry, size, wrap = '<I7', 7, 2 ^ 53 end
   for k = 1, rules do
-    local over = first - policy[k + 3]
+    local over = first - policy[k + 3] + units -- in this order nothing exceeds 2^53
     if over > 0 then
       local step, retention, narrow = unpack('<I6I6I4', policy.arg, 11 + rules * 7 + k * 16)
       local body, at, bytes = value, 44 + rules * 7, narrow / 2 * size
@@ -83,7 +83,7 @@ local function usage_of(policy, i, value, units, mark, since, due, others, newes
         if not value or #value < stop then return end
       end
       if k > 1 then newest, base = unpack('<I6I7', value, at - 13) end
-      if is_calendar and newest ~= step or newest > now and newest ~= current then return end -- another period, or spoiled
+      if is_calendar and newest ~= step or newest > now and newest ~= current or newest % step > 0 then return end -- another period, or spoiled
       local gone, number = (now - retention - (now - retention) % step) / step, newest / step -- `gone` is released
       if gone >= number then
         used, base = 0, 0
