@@ -1,7 +1,7 @@
 //! The accuracy of the limits, against an exact model: `cargo bench --bench accuracy`.
 //!
 //! Starts Redis servers and worker processes that share limits through them, lets them ask for more than the limits,
-//! and judges every decision by the store's own clock. Prints the tables of `ACCURACY.md`, and draws
+//! and judges every decision by the store's own clock. Prints the tables of `docs/accuracy.md`, and draws
 //! `target/figures/accuracy.svg`. Ends with 1 when a promise is broken. Takes about five minutes. You can choose one
 //! section with an argument: `-- leases`.
 

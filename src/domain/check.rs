@@ -430,6 +430,7 @@ pub struct CheckBatch {
 impl CheckBatch {
     /// Creates a batch of `count` checks like this one, each with slots of its own. With 0 a store does nothing.
     #[must_use]
+    #[doc(hidden)]
     pub fn new(check: Check, count: u16) -> Self {
         let others = match check.takes_slots() {
             true => (1..count).map(|_| check.clone().with_new_slots()).collect(),
@@ -467,6 +468,7 @@ impl CheckBatch {
 
     /// Returns the check at this index.
     #[must_use]
+    #[doc(hidden)]
     pub fn nth(&self, place: u16) -> &Check {
         let other = usize::from(place).checked_sub(1);
         other

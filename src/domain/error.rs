@@ -377,6 +377,7 @@ impl StoreError {
     /// Adds the code of the server's error reply. A code that is not 1 to 24 upper-case ASCII letters is left out,
     /// since it could hold any data.
     #[must_use]
+    #[doc(hidden)]
     pub fn with_code(mut self, code: &str) -> Self {
         let is_code = (1..=MAX_CODE).contains(&code.len())
             && code.bytes().all(|byte| byte.is_ascii_uppercase());

@@ -17,6 +17,7 @@ use crate::domain::{
 /// One request to a store; one [call](crate::Store::call) can hold several.
 ///
 /// A store answers an operation that it does not know with [`unsupported`](Self::unsupported).
+// Hidden ones are those that limiters do without: only this crate knows what they mean.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Operation {
@@ -38,8 +39,7 @@ pub enum Operation {
         /// The key.
         key: Key,
     },
-    /// Block an identity, unless it is blocked for longer, and keep the [details](BlockRequest::details) with the
-    /// block.
+    /// Block an identity, unless it is blocked for longer.
     ///
     /// Checks that [enforce blocks](Check::enforces_blocks) are then answered [`Decision::Blocked`] if one of their
     /// [keys](Check::keys) is blocked at the store's time, with the latest of their blocks.
@@ -53,6 +53,7 @@ pub enum Operation {
     /// of this rule. Keep the strikes if the request [says so](BlockRequest::keeps_strikes).
     ///
     /// [Unblocking](Self::Unblock) comes wholly before it, and then there are no strikes, or wholly after it.
+    #[doc(hidden)]
     Ban {
         /// The identity to block.
         key: Key,
@@ -67,6 +68,7 @@ pub enum Operation {
         key: Key,
     },
     /// List the identities that are blocked now, in no order. The store may have to read all its keys.
+    #[doc(hidden)]
     ListBlocks {
         /// The largest number of identities to list.
         most: usize,
@@ -170,10 +172,12 @@ pub enum Reply {
     /// To [`Operation::Block`]: the block that applies now.
     Block(Block),
     /// To [`Operation::Ban`]: the block that applies now; `None` if there are too few strikes.
+    #[doc(hidden)]
     Ban(Option<Block>),
     /// To [`Operation::Unblock`].
     Unblock,
     /// To [`Operation::ListBlocks`].
+    #[doc(hidden)]
     ListBlocks(Vec<BlockedIdentity>),
     /// To [`Operation::Report`].
     #[doc(hidden)]

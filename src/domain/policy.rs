@@ -162,6 +162,7 @@ impl Policy {
 
     /// Returns the failure policy; `None` if the limiter's or the layer's setting applies.
     #[must_use]
+    #[doc(hidden)]
     pub const fn failure_policy(&self) -> Option<FailurePolicy> {
         self.on_failure
     }
@@ -235,6 +236,7 @@ impl Policy {
 
     /// Returns whether the policy is left out of the quota headers.
     #[must_use]
+    #[doc(hidden)]
     pub fn is_hidden(&self) -> bool {
         self.inner.is_hidden
     }

@@ -73,6 +73,7 @@ impl Settlement {
     /// Takes back an admission that has reached no caller. A [bucket](crate::Rule::bucket) gets the units back less
     /// its refill since the check, which may have given them back already: so it never admits more than promised.
     #[must_use]
+    #[doc(hidden)]
     pub fn taking_back(mut self) -> Self {
         self.takes_back = true;
         self

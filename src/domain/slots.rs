@@ -120,6 +120,7 @@ impl HeldSlots {
 
     /// Returns whether all ids were held.
     #[must_use]
+    #[doc(hidden)]
     pub fn are_held(&self) -> bool {
         self.held.iter().all(|is_held| *is_held)
     }

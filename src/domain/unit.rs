@@ -35,6 +35,7 @@ impl Unit {
 
     /// Returns the name.
     #[must_use]
+    #[doc(hidden)]
     pub fn as_str(&self) -> &str {
         &self.0
     }

@@ -400,6 +400,7 @@ impl Limiter {
 
     /// Waits until the strikes of all denials so far are counted, and the bans that follow are made.
     #[cfg(feature = "manual-clock")]
+    #[doc(hidden)]
     pub async fn strikes_counted(&self) {
         let inner = &self.inner;
         inner.jobs.strikes.counted(&inner.caller).await;

@@ -27,6 +27,7 @@ pub struct RateLimit<S, R = ProblemJson, E = AtHead> {
 impl<S, R, E> RateLimit<S, R, E> {
     /// Creates the middleware around `inner`, as [`Layer::layer`] does.
     #[must_use]
+    #[doc(hidden)]
     pub fn new(inner: S, layer: RateLimitLayer<R, E>) -> Self {
         layer.shared.introduce_policies();
         Self { inner, layer }

@@ -318,6 +318,7 @@ impl<T> StoreFuture<T> {
 impl<T: Send + 'static> StoreFuture<T> {
     /// Converts the answer, and leaves an error unchanged.
     #[must_use]
+    #[doc(hidden)]
     pub fn map<U>(self, change: impl FnOnce(T) -> U + Send + 'static) -> StoreFuture<U> {
         self.then(|result| result.map(change))
     }

@@ -62,17 +62,20 @@ impl Ban {
 
     /// Returns the rule that counts denials: how many, and in which window.
     #[must_use]
+    #[doc(hidden)]
     pub const fn strikes(&self) -> Rule {
         self.strikes
     }
 
     /// Returns how long the ban lasts; if it grows, how long the first ban of an identity lasts.
     #[must_use]
+    #[doc(hidden)]
     pub const fn time(&self) -> Duration {
         Duration::from_millis(self.times_ms[0])
     }
 
     /// Returns how long the first ban of an identity lasts, the next one, and so on; at least one time.
+    #[doc(hidden)]
     pub fn times(&self) -> impl ExactSizeIterator<Item = Duration> {
         self.times_ms().iter().copied().map(Duration::from_millis)
     }

@@ -70,6 +70,7 @@ impl BlockRequest {
     /// Returns whether a ban leaves its strikes, since another ban needs them that begins with the same denial. For
     /// stores.
     #[must_use]
+    #[doc(hidden)]
     pub const fn keeps_strikes(&self) -> bool {
         self.keeps_strikes
     }
@@ -84,6 +85,7 @@ impl BlockRequest {
     /// Requests a [pause](crate::block#pauses) of this length from now, and of `most` at most. The length comes from
     /// another service, which may be wrong.
     #[must_use]
+    #[doc(hidden)]
     pub fn pause_up_to(length: Duration, most: Duration) -> Self {
         let mut request = Self::new(length.min(most));
         request.by = BlockedBy::Pause;
@@ -121,6 +123,7 @@ impl BlockRequest {
 
     /// Returns the details. A store adds the [time](BlockDetails::created_at) of the block.
     #[must_use]
+    #[doc(hidden)]
     pub const fn details(&self) -> &BlockDetails {
         &self.details
     }
@@ -164,6 +167,7 @@ pub struct BlockDetails {
 impl BlockDetails {
     /// Sets when the block was made, in ms since the Unix epoch by the store's clock. For stores.
     #[must_use]
+    #[doc(hidden)]
     pub fn created_at(mut self, now_ms: u64) -> Self {
         self.created_ms = Some(now_ms);
         self
@@ -212,6 +216,7 @@ impl BlockDetails {
     /// Returns until when the level counts, in ms since the Unix epoch by the store's clock: a ban before that time is of
     /// the next level, and a later one of the first.
     #[must_use]
+    #[doc(hidden)]
     pub const fn ban_level_until_ms(&self) -> Option<u64> {
         match self.level {
             Some(level) => Some(level.kept_until_ms),

@@ -51,6 +51,7 @@ impl Period {
 
     /// Returns the period's name in the text of a rule: `day`, `week`, `month`, `year`.
     #[must_use]
+    #[doc(hidden)]
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Day => "day",

@@ -358,6 +358,7 @@ impl Denial {
     /// A slot is mostly returned long before the time of [`retry_after`](Self::retry_after), which is the latest. This
     /// is how long a client has to wait in any case.
     #[must_use]
+    #[doc(hidden)]
     pub fn retry_after_besides_slots(&self) -> Option<Duration> {
         let rules = self.usage.rules().filter(|it| !it.rule().is_concurrency());
         match rules.filter_map(RuleUsage::denied_ms).max() {

@@ -125,6 +125,7 @@ impl RuleUsage {
 
     /// Returns the end of the step that the check was charged to, in ms of the store's clock.
     #[must_use]
+    #[doc(hidden)]
     pub const fn step_end_ms(&self) -> u64 {
         self.step_end_ms
     }

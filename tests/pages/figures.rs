@@ -3,7 +3,7 @@
 use std::{fs, process::Command};
 
 fn read(path: &str) -> String {
-    fs::read_to_string(support::root().join(path)).unwrap()
+    fs::read_to_string(crate::root().join(path)).unwrap()
 }
 
 /// The lines that a reader sees of the first code below this heading.
@@ -50,7 +50,7 @@ fn a_gateway_to_a_language_model_takes_at_most_120_lines_and_no_drop_of_its_own(
 /// The output of git; `None` without git, or without the whole history.
 fn git(arguments: &[&str]) -> Option<String> {
     let mut git = Command::new("git");
-    let output = git.current_dir(support::root()).args(arguments).output();
+    let output = git.current_dir(crate::root()).args(arguments).output();
     let output = output.ok().filter(|it| it.status.success())?;
     Some(String::from_utf8(output.stdout).unwrap().trim().to_owned())
 }

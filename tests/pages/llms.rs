@@ -28,7 +28,7 @@ fn each_code_block_stands_in_a_page_or_an_example() {
     let places = ["README.md", "docs/guide", "examples"];
     let sources: Vec<String> = places
         .iter()
-        .flat_map(|place| sources(&support::root().join(place)))
+        .flat_map(|place| sources(&crate::root().join(place)))
         .collect();
     let blocks = parts().skip(1).step_by(2);
     let blocks: Vec<&str> = blocks
@@ -53,6 +53,6 @@ fn each_link_leads_to_a_file() {
     let links: Vec<&str> = links.collect();
     assert!(links.len() > 20, "{links:?}");
     for link in links {
-        assert!(support::root().join(link).is_file(), "{link}");
+        assert!(crate::root().join(link).is_file(), "{link}");
     }
 }
