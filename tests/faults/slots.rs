@@ -24,6 +24,8 @@ const KEYS: usize = 4;
 /// After their expiry, for slots of dead processes to be free.
 const GRACE: Duration = Duration::from_secs(1);
 
+const LONGEST_ROUND: Duration = Duration::from_secs(1_800);
+
 /// A policy whose slots expire after this number of seconds.
 fn policy(expiry: u64) -> Policy {
     let rule =
@@ -55,8 +57,10 @@ fn run(expiries: &[u64], rounds: &[usize], rarity: u32) {
     let server = Server::start();
     let (begin, mut compete) = (Instant::now(), false);
     for slots in rounds {
+        let round = Instant::now();
         let mut fleet = Fleet::start(&server, expiries, rarity);
         while fleet.taken() < *slots || fleet.kills < 2 || fleet.stops_beyond_expiry < 2 {
+            assert!(round.elapsed() < LONGEST_ROUND, "{} slots", fleet.taken());
             fleet.disturb();
             thread::sleep(Duration::from_millis(20));
         }

@@ -45,7 +45,10 @@ async fn a_web_socket_costs_its_messages_until_it_is_closed() {
     }
     assert_eq!(left_of(&limiter, &tokens, &alice()).await, 95, "it is open");
     socket.close(None).await.unwrap();
-    while socket.next().await.is_some() {}
+    let closed = async { while socket.next().await.is_some() {} };
+    timeout(Duration::from_secs(20), closed)
+        .await
+        .expect("a close");
     let settled = async {
         while left_of(&limiter, &tokens, &alice()).await != 91 {
             tokio::task::yield_now().await;

@@ -120,6 +120,7 @@ impl Monitor {
     fn next(&mut self, command: &str) -> Vec<String> {
         loop {
             let line = self.line();
+            assert!(!line.is_empty(), "the server says no more");
             let words = line.split(' ').skip(3).map(|word| word.trim_matches('"'));
             let words: Vec<String> = words.map(Into::into).collect();
             if line.contains(" lua] ") && words[0] == command {

@@ -127,6 +127,10 @@ async fn a_server_without_a_free_connection_is_waited_for_and_not_called_often()
             });
             let before = full.rejected();
             while full.rejected() < before + 3 {
+                assert!(
+                    started.elapsed() < 20 * SOON,
+                    "{url}: it does not ask again"
+                );
                 tokio::task::yield_now().await;
             }
             // It pauses for 125 ms or more between two attempts: at most 30 in 3 s.

@@ -122,13 +122,21 @@ async fn what_a_killed_primary_had_not_replicated_is_admitted_again_and_no_more(
     let not_for_sure = count.admitted - replicated;
     group.servers[old].kill();
     block_in_place(|| group.promoted(old));
-    while count.charge().await.is_none() {}
+    let start = Instant::now();
+    while count.charge().await.is_none() {
+        assert!(start.elapsed() < 30 * SOON, "no charge is decided");
+    }
     assert!(
         count.lost <= not_for_sure,
         "{} of {not_for_sure}",
         count.lost
     );
-    while count.charge().await != Some(false) {}
+    for charge in 0.. {
+        assert!(charge < 10_000, "more than the limit and all lost units");
+        if count.charge().await == Some(false) {
+            break;
+        }
+    }
     let (admitted, lost) = (count.admitted, count.lost);
     assert!(admitted <= 3_000 + lost, "{admitted}, {lost} of them lost");
 }
@@ -151,7 +159,9 @@ async fn a_primary_that_only_we_still_reach_is_left_when_another_is_named() {
     ask::<()>(&socket, "CLIENT KILL USER default").unwrap();
 
     let promoted = async {
+        let start = Instant::now();
         while group.primary() == old {
+            assert!(start.elapsed() < 30 * SOON, "no other is promoted");
             sleep(Duration::from_millis(5)).await;
         }
         Instant::now()

@@ -71,6 +71,7 @@ async fn to_read_the_right_to_read_keys_is_enough() {
     let site = Site::start().await;
     let info: String = site.server.run("INFO server");
     if info.contains("redis_version:6.") {
+        eprintln!("NOT TRIED: Redis 6 knows no right that reads keys alone");
         return;
     }
     site.charge("api", "alice", 1).await;

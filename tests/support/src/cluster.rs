@@ -111,7 +111,10 @@ impl Cluster {
 
     /// Moves the remaining keys, and then the slot.
     pub fn end_move(&self, slot: usize, from: usize, to: usize) {
-        while self.move_a_key(slot, from, to) {}
+        let mut rounds = 0..10_000;
+        while self.move_a_key(slot, from, to) {
+            assert!(rounds.next().is_some(), "slot {slot} keeps its keys");
+        }
         let id = id(&self.nodes[to]);
         for node in [to, from] {
             let () = self.nodes[node].run(&format!("CLUSTER SETSLOT {slot} NODE {id}"));

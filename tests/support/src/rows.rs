@@ -57,7 +57,7 @@ pub fn rows(table: &'static str) -> Vec<Row> {
     rows
 }
 
-/// Plays a row on an empty store. Panics at the first answer that is not as the row says.
+/// Plays a row on an empty store. Panics at the first answer that is not as the row says, and shows the row and the act.
 pub async fn play(store: &Arc<dyn Store>, clock: &ManualClock, row: &Row) {
     play_and(store, clock, row, &mut |_| {}).await;
 }
@@ -99,6 +99,30 @@ pub async fn play_and(
     Play::new(store, clock).row(row, after).await;
 }
 
+/// Shows the text of a row, and which act it is at, if that panics.
+struct At<'a> {
+    row: &'a Row,
+    act: usize,
+}
+
+impl Drop for At<'_> {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            return;
+        }
+        let (sentence, acts) = self.row;
+        eprintln!("{sentence}");
+        for (place, act) in acts.iter().enumerate() {
+            let mark = if place == self.act {
+                "──▶"
+            } else {
+                "   "
+            };
+            eprintln!("{mark} {act}");
+        }
+    }
+}
+
 struct Play<'a> {
     store: &'a Arc<dyn Store>,
     clock: &'a ManualClock,
@@ -121,12 +145,14 @@ impl<'a> Play<'a> {
         }
     }
 
-    async fn row(mut self, (sentence, acts): &Row, after: &mut dyn FnMut(&[Rule])) {
-        for act in acts {
+    async fn row(mut self, row: &Row, after: &mut dyn FnMut(&[Rule])) {
+        let mut at = At { row, act: 0 };
+        for (place, act) in row.1.iter().enumerate() {
+            at.act = place;
             let (times, act) = act.split_once("* ").unwrap_or(("1", act));
-            for _ in 0..times.parse().unwrap() {
+            for time in 1..=times.parse::<usize>().unwrap() {
                 if let Some(wrong) = self.act(act).await {
-                    panic!("{sentence}: {act}: {wrong}");
+                    panic!("time {time} of {times}, the answer is {wrong}");
                 }
                 let rules = self.policies.values().flat_map(|it| it.rules().to_vec());
                 after(&rules.collect::<Vec<_>>());
@@ -150,148 +176,181 @@ impl<'a> Play<'a> {
         self.is_elsewhere = asked.first() == Some(&"elsewhere");
         match &asked[usize::from(self.is_elsewhere)..] {
             [label] if expected.first() == Some(&"=") => self.define(label, &expected[1..]),
-            [time] if time.starts_with(['+', '-']) => {
+            [change] => self.change(change).await,
+            ["reset" | "unblock", ..] => return self.forget(asked, expected).await,
+            ["strike", charges @ ..] => return self.strike(charges, expected).await,
+            [kind @ ("block" | "pause" | "ban"), name, until, ban @ ..] => {
+                return self.block(kind, name, until, ban, expected).await;
+            }
+            ["bans", name, strikes] => return self.ban(name, strikes, expected).await,
+            ["listed", "level"] => {
+                let level = self.level(expected.first() == Some(&"!")).await;
+                return differs(expected, level.is_none(), "", &Vec::from_iter(level));
+            }
+            ["settle", label, cost] => return self.settle(label, cost, expected).await,
+            [message @ ("renew" | "return"), labels @ ..] => {
+                return self.ask_about_slots(message, labels, expected).await;
+            }
+            ["again", label] => {
+                let check = self.checks[label].0.clone();
+                return self.check(check, None, expected).await;
+            }
+            [label, charges @ ..] if label.ends_with(':') => {
+                let check = self.check_of(charges);
+                return self.check(check, label.strip_suffix(':'), expected).await;
+            }
+            // A look has no cost.
+            look @ [_, _] => return self.look(look, expected).await,
+            charges => return self.check(self.check_of(charges), None, expected).await,
+        }
+        None
+    }
+
+    /// Changes the clock, or what becomes of calls.
+    async fn change(&self, change: &str) {
+        if let Some(time) = change.strip_prefix('@') {
+            return self.clock.set(time_ms(time));
+        }
+        let state = match change {
+            "down" => State::Down,
+            "hangs" => State::Hanging,
+            "up" => State::Up,
+            time => {
                 let now_ms = self.clock.now_ms().saturating_add_signed(millis(time));
                 self.clock.set(now_ms);
                 if self.limiter.is_some() {
                     tokio::time::advance(ms(millis(time).unsigned_abs())).await;
                 }
+                return;
             }
-            [time] if time.starts_with('@') => self.clock.set(time_ms(&time[1..])),
-            [state @ ("down" | "hangs" | "up")] => {
-                let state = match *state {
-                    "down" => State::Down,
-                    "hangs" => State::Hanging,
-                    _ => State::Up,
-                };
-                self.limiter.as_ref().expect("a limiter").1.is_now(state);
-            }
-            ["reset", policy, name] => {
-                let (policy, key) = (&self.policies[policy], key(name));
-                let reset = match self.limiter() {
+        };
+        self.limiter.as_ref().expect("a limiter").1.is_now(state);
+    }
+
+    async fn forget(&self, asked: &[&str], expected: &[&str]) -> Option<String> {
+        let key = key(asked.last().expect("a name"));
+        let forgotten = match (asked, self.limiter()) {
+            ([.., policy, _], limiter) if self.policies.contains_key(policy) => {
+                let policy = &self.policies[policy];
+                match limiter {
                     Some(limiter) => limiter.reset(policy, &key).await,
                     None => self.store.reset(policy, &key).await,
-                };
-                return differs(expected, reset.is_err(), "", &[]);
-            }
-            ["unblock", name] => {
-                let unblocked = match self.limiter() {
-                    Some(limiter) => limiter.unblock(&key(name)).await,
-                    None => self.store.unblock(&key(name)).await,
-                };
-                return differs(expected, unblocked.is_err(), "", &[]);
-            }
-            ["strike", charges @ ..] => {
-                let another = || patient(Arc::clone(self.store));
-                let limiter = self.limiter().cloned().unwrap_or_else(another);
-                let charges = charges.split(|it| *it == "&").map(|words| {
-                    let cost = words.get(2).map_or(2, |it| it.parse().unwrap());
-                    Charge::new(&self.policies[words[0]], key(words[1]), cost)
-                });
-                let decision = limiter.check(charges.collect::<Vec<_>>()).await;
-                limiter.strikes_counted().await;
-                return answer(expected, &decision, &[]);
-            }
-            [kind @ ("block" | "pause" | "ban"), name, until, ban @ ..] => {
-                let until = match until.strip_prefix('@') {
-                    Some(time) => Until::At(UNIX_EPOCH + ms(time_ms(time))),
-                    None if *until == "forever" => Until::Forever,
-                    None => Until::After(ms(millis(until).unsigned_abs())),
-                };
-                let request = match (*kind, until) {
-                    ("pause", Until::After(length)) => BlockRequest::pause(length),
-                    ("ban", until) => ban_until(ban[0], until),
-                    (_, until) => until.into(),
-                };
-                let block = match self.limiter() {
-                    Some(limiter) => limiter.block(&key(name), request).await,
-                    None => self.store.block(&key(name), request).await,
-                };
-                let end = block.as_ref().map(|it| (since_start(it.until_ms()), 0));
-                return differs(expected, end.is_err(), "", &Vec::from_iter(end));
-            }
-            ["bans", name, strikes] => {
-                let until = Until::At(UNIX_EPOCH + ms(self.clock.now_ms()) + HOUR);
-                let request = ban_until("3/10m=1h", until);
-                let ban = self
-                    .store
-                    .ban(&key(name), strikes.parse().unwrap(), request);
-                let ban = ban.await.unwrap().map(|it| (since_start(it.until_ms()), 0));
-                return differs(expected, ban.is_none(), "", &Vec::from_iter(ban));
-            }
-            ["listed", "level"] => {
-                let level = self.level(expected.first() == Some(&"!")).await;
-                return differs(expected, level.is_none(), "", &Vec::from_iter(level));
-            }
-            ["settle", label, cost] => {
-                let is_back = *cost == "back";
-                let cost = if is_back {
-                    0
-                } else {
-                    cost.parse().unwrap_or(u64::MAX)
-                };
-                let usage = &self.checks[label].1;
-                let settled = match self.limiter().filter(|_| !is_back) {
-                    Some(limiter) => limiter.settle(usage, |_| cost).await.ok(),
-                    None => match Settlement::new(usage, |_| cost) {
-                        Ok(it) if is_back => self.store.settle(&it.taking_back()).await.ok(),
-                        Ok(settlement) => self.store.settle(&settlement).await.ok(),
-                        Err(_) => None,
-                    },
-                };
-                let left = settled.as_ref().map_or_else(Vec::new, left_of);
-                return differs(expected, settled.is_none(), "", &left);
-            }
-            [message @ ("renew" | "return"), labels @ ..] => {
-                let slots = labels
-                    .iter()
-                    .flat_map(|label| Slots::of(&self.checks[label].1));
-                let messages = slots.map(|slots| match *message {
-                    "renew" => Operation::Renew(slots),
-                    _ => Operation::Return(slots),
-                });
-                let replies = self.store.call(messages.collect()).await.unwrap();
-                let (mut held, mut left) = (Vec::new(), Vec::new());
-                for reply in replies {
-                    let (Reply::Renew(answer) | Reply::Return(answer)) = reply.unwrap() else {
-                        panic!("not an answer about slots");
-                    };
-                    held.extend(answer.held());
-                    left.extend(left_of(answer.usage()));
                 }
-                let all = !held.is_empty() && held.iter().all(|it| *it);
-                let none = held.iter().all(|it| !it);
-                let runs = held.chunk_by(|one, next| one == next);
-                let runs = runs.map(|it| format!("{}{}", it.len(), if it[0] { '+' } else { '-' }));
-                let lost = if all {
-                    String::new()
-                } else {
-                    format!("!{}", runs.collect::<String>())
-                };
-                return differs(expected, none, &lost, &left);
             }
-            ["again", label] => {
-                return self
-                    .check(self.checks[label].0.clone(), None, expected)
-                    .await;
-            }
-            [label, charges @ ..] if label.ends_with(':') => {
-                return self
-                    .check(self.check_of(charges), label.strip_suffix(':'), expected)
-                    .await;
-            }
-            // A look has no cost.
-            look @ [_, _] => {
-                let check = self.check_of(look).without_cost();
-                let usage = match self.limiter() {
-                    Some(limiter) => limiter.peek(check.charges().to_vec()).await.unwrap(),
-                    None => self.store.check(&check).await.unwrap().usage().clone(),
-                };
-                return differs(expected, false, flags(&usage), &left_of(&usage));
-            }
-            charges => return self.check(self.check_of(charges), None, expected).await,
+            (_, Some(limiter)) => limiter.unblock(&key).await,
+            (_, None) => self.store.unblock(&key).await,
+        };
+        differs(expected, forgotten.is_err(), "", &[])
+    }
+
+    async fn strike(&self, charges: &[&'static str], expected: &[&str]) -> Option<String> {
+        let another = || patient(Arc::clone(self.store));
+        let limiter = self.limiter().cloned().unwrap_or_else(another);
+        let charges = charges.split(|it| *it == "&").map(|words| {
+            let cost = words.get(2).map_or(2, |it| it.parse().unwrap());
+            Charge::new(&self.policies[words[0]], key(words[1]), cost)
+        });
+        let decision = limiter.check(charges.collect::<Vec<_>>()).await;
+        limiter.strikes_counted().await;
+        answer(expected, &decision, &[])
+    }
+
+    async fn block(
+        &self,
+        kind: &str,
+        name: &str,
+        until: &str,
+        ban: &[&str],
+        expected: &[&str],
+    ) -> Option<String> {
+        let until = match until.strip_prefix('@') {
+            Some(time) => Until::At(UNIX_EPOCH + ms(time_ms(time))),
+            None if until == "forever" => Until::Forever,
+            None => Until::After(ms(millis(until).unsigned_abs())),
+        };
+        let request = match (kind, until) {
+            ("pause", Until::After(length)) => BlockRequest::pause(length),
+            ("ban", until) => ban_until(ban[0], until),
+            (_, until) => until.into(),
+        };
+        let block = match self.limiter() {
+            Some(limiter) => limiter.block(&key(name), request).await,
+            None => self.store.block(&key(name), request).await,
+        };
+        let end = block.as_ref().map(|it| (since_start(it.until_ms()), 0));
+        differs(expected, end.is_err(), "", &Vec::from_iter(end))
+    }
+
+    async fn ban(&self, name: &str, strikes: &str, expected: &[&str]) -> Option<String> {
+        let until = Until::At(UNIX_EPOCH + ms(self.clock.now_ms()) + HOUR);
+        let request = ban_until("3/10m=1h", until);
+        let strikes = strikes.parse().unwrap();
+        let ban = self.store.ban(&key(name), strikes, request).await.unwrap();
+        let ban = ban.map(|it| (since_start(it.until_ms()), 0));
+        differs(expected, ban.is_none(), "", &Vec::from_iter(ban))
+    }
+
+    async fn settle(&self, label: &str, cost: &str, expected: &[&str]) -> Option<String> {
+        let is_back = cost == "back";
+        let cost = if is_back {
+            0
+        } else {
+            cost.parse().unwrap_or(u64::MAX)
+        };
+        let usage = &self.checks[label].1;
+        let settled = match self.limiter().filter(|_| !is_back) {
+            Some(limiter) => limiter.settle(usage, |_| cost).await.ok(),
+            None => match Settlement::new(usage, |_| cost) {
+                Ok(it) if is_back => self.store.settle(&it.taking_back()).await.ok(),
+                Ok(settlement) => self.store.settle(&settlement).await.ok(),
+                Err(_) => None,
+            },
+        };
+        let left = settled.as_ref().map_or_else(Vec::new, left_of);
+        differs(expected, settled.is_none(), "", &left)
+    }
+
+    async fn ask_about_slots(
+        &self,
+        message: &str,
+        labels: &[&str],
+        expected: &[&str],
+    ) -> Option<String> {
+        let slots = labels
+            .iter()
+            .flat_map(|label| Slots::of(&self.checks[label].1));
+        let messages = slots.map(|slots| match message {
+            "renew" => Operation::Renew(slots),
+            _ => Operation::Return(slots),
+        });
+        let replies = self.store.call(messages.collect()).await.unwrap();
+        let (mut held, mut left) = (Vec::new(), Vec::new());
+        for reply in replies {
+            let (Reply::Renew(answer) | Reply::Return(answer)) = reply.unwrap() else {
+                panic!("not an answer about slots");
+            };
+            held.extend(answer.held());
+            left.extend(left_of(answer.usage()));
         }
-        None
+        let all = !held.is_empty() && held.iter().all(|it| *it);
+        let none = held.iter().all(|it| !it);
+        let runs = held.chunk_by(|one, next| one == next);
+        let runs = runs.map(|it| format!("{}{}", it.len(), if it[0] { '+' } else { '-' }));
+        let lost = if all {
+            String::new()
+        } else {
+            format!("!{}", runs.collect::<String>())
+        };
+        differs(expected, none, &lost, &left)
+    }
+
+    async fn look(&self, look: &[&'static str], expected: &[&str]) -> Option<String> {
+        let check = self.check_of(look).without_cost();
+        let usage = match self.limiter() {
+            Some(limiter) => limiter.peek(check.charges().to_vec()).await.unwrap(),
+            None => self.store.check(&check).await.unwrap().usage().clone(),
+        };
+        differs(expected, false, flags(&usage), &left_of(&usage))
     }
 
     /// In a cluster, the index may be on another node, and a first connection to that node takes longer than the
