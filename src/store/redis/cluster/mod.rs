@@ -1,6 +1,6 @@
-//! [`Cluster`]: a connection for each primary, and the owner of each slot.
+//! [`Cluster`]: a connection for each primary, and the owner of each hash slot.
 //!
-//! We do not use redis-rs' own `ClusterConnection`. It stops all slots while it reads the topology, and waits there for
+//! We do not use redis-rs' own `ClusterConnection`. It stops all hash slots while it reads the topology, and waits there for
 //! each node, even for nodes that do not answer. If it follows redirects, it may also resend commands that a lost
 //! connection has executed. Here each primary has a
 //! [`ReconnectingConnection`](super::connection::ReconnectingConnection), the topology is refreshed beside the traffic,
@@ -126,7 +126,7 @@ impl Cluster {
         Err(io::Error::other("the nodes of the cluster point at each other").into())
     }
 
-    /// The primary of a slot. Waits for a refresh of the topology only if no primary is known, or the known one may
+    /// The primary of a hash slot. Waits for a refresh of the topology only if no primary is known, or the known one may
     /// have failed.
     async fn owner(self: &Arc<Self>, slot: Slot) -> RedisResult<Arc<Node>> {
         let known = self.nodes().owner(slot);
@@ -140,12 +140,12 @@ impl Cluster {
         }
     }
 
-    /// `HOST:PORT` of the primary of a slot, if known.
+    /// `HOST:PORT` of the primary of a hash slot, if known.
     pub(super) fn address_of(&self, slot: Slot) -> Option<String> {
         Some(self.nodes().owner(slot)?.address().to_string())
     }
 
-    /// All primaries that serve slots in the current topology.
+    /// All primaries that serve hash slots in the current topology.
     pub(super) async fn primaries(self: &Arc<Self>) -> RedisResult<Vec<Arc<Node>>> {
         self.refresh().await?;
         Ok(self.nodes().serving())

@@ -23,7 +23,7 @@ pub(in crate::store::redis) struct Node {
     redirects: AtomicBool,
 }
 
-/// A range of slots, and the primary that serves them.
+/// A range of hash slots, and the primary that serves them.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Range {
     pub(super) first: u16,
@@ -80,7 +80,7 @@ impl Node {
         &self.address
     }
 
-    /// The node alone, whatever its slots.
+    /// The node alone, whatever its hash slots.
     pub(in crate::store::redis) fn server(&self) -> SingleServer {
         SingleServer {
             connection: Arc::clone(&self.connection),
@@ -88,7 +88,7 @@ impl Node {
         }
     }
 
-    /// Sends one command, once. Use `asking` for a slot that is being moved to this node.
+    /// Sends one command, once. Use `asking` for a hash slot that is being moved to this node.
     ///
     /// Cancellation: the node executes a command that was sent. The reply is dropped, and `redirects` stays unchanged.
     pub(super) async fn send(
@@ -108,12 +108,12 @@ impl Node {
         reply
     }
 
-    /// Whether the topology may have changed: the node does not answer, or does not serve its slots.
+    /// Whether the topology may have changed: the node does not answer, or does not serve its hash slots.
     pub(super) fn is_suspect(&self) -> bool {
         self.redirects.load(Relaxed) || self.connection.is_lost()
     }
 
-    /// Asks the node for the slots of each primary.
+    /// Asks the node for the hash slots of each primary.
     pub(super) async fn topology(&self) -> RedisResult<Vec<Range>> {
         let connection = self.reach().await?;
         let question = redis::cmd("CLUSTER").arg("SLOTS").take();

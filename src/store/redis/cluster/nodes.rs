@@ -1,4 +1,4 @@
-//! [`Nodes`]: the known primaries, and the slots that they serve.
+//! [`Nodes`]: the known primaries, and the hash slots that they serve.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -13,7 +13,7 @@ use redis::{
 
 use super::node::{Node, Range};
 
-/// The known nodes and slots of a cluster.
+/// The known nodes and hash slots of a cluster.
 pub(super) struct Nodes {
     /// Connection settings for every node; only the address differs.
     template: ConnectionInfo,
@@ -24,7 +24,7 @@ pub(super) struct Nodes {
     ranges: Vec<Range>,
 }
 
-/// The primary of each slot.
+/// The primary of each hash slot.
 pub(super) type Owners = HashMap<Slot, Arc<Node>>;
 
 impl Nodes {
@@ -58,7 +58,7 @@ impl Nodes {
         }
     }
 
-    /// The nodes that own a slot, each once, in the order of their slots.
+    /// The nodes that own a hash slot, each once, in the order of their hash slots.
     pub(super) fn serving(&self) -> Vec<Arc<Node>> {
         let mut owners: Vec<Arc<Node>> = Vec::new();
         for slot in (0..16_384).filter_map(Slot::new) {
@@ -97,7 +97,7 @@ impl Nodes {
         self.at(address)
     }
 
-    /// The node that a redirect names. Records that node as the owner of the slot.
+    /// The node that a redirect names. Records that node as the owner of the hash slot.
     pub(super) fn moved(
         &mut self,
         slot: Slot,
@@ -130,7 +130,7 @@ impl Nodes {
         primaries.collect()
     }
 
-    /// Installs a new topology, and forgets the nodes that serve no slots. Returns the old owners, to be dropped
+    /// Installs a new topology, and forgets the nodes that serve no hash slots. Returns the old owners, to be dropped
     /// outside of the lock.
     pub(super) fn adopt(&mut self, ranges: Vec<Range>, owners: Owners) -> Owners {
         let serving: HashSet<_> = ranges.iter().map(|range| &range.primary).collect();
@@ -141,8 +141,8 @@ impl Nodes {
     }
 }
 
-/// The primary of each slot, from the ranges and their primaries. Call this outside of the lock: there are 16 384
-/// slots.
+/// The primary of each hash slot, from the ranges and their primaries. Call this outside of the lock: there are 16 384
+/// hash slots.
 pub(super) fn owners(ranges: &[Range], primaries: &[Arc<Node>]) -> Owners {
     let mut owners = Owners::with_capacity(16_384);
     for (range, node) in ranges.iter().zip(primaries) {

@@ -1,11 +1,11 @@
-//! Operations on a slot that is being moved, so that its keys are on two nodes: one call for each key.
+//! Operations on a hash slot that is being moved, so that its keys are on two nodes: one call for each key.
 //!
 //! A node refuses (`TRYAGAIN`) a call of several keys if some of them are on another node. A key that does not exist is
-//! missing on both nodes, and most identities have no block, so a call that reads blocks is refused until the slot has
+//! missing on both nodes, and most identities have no block, so a call that reads blocks is refused until the hash slot has
 //! moved. A call with one key is always executed, by the node that has the key.
 //!
 //! So the blocks of a check are read first, one call each, and then each charge is decided in a separate call: all or
-//! nothing by rolling back, as for several slots.
+//! nothing by rolling back, as for several hash slots.
 
 use super::Parts;
 use crate::{
