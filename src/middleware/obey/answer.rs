@@ -8,7 +8,7 @@ use super::{
     grpc,
     meaning::Meaning,
     quota::used_up,
-    times::{Clock, SECOND, longest, members},
+    times::{SECOND, TheirClock, longest, members},
 };
 
 /// The meaning of an answer for our next requests.
@@ -49,7 +49,7 @@ const PUSHBACK: &str = "grpc-retry-pushback-ms";
 
 impl Answer {
     pub(super) fn read(status: StatusCode, headers: &HeaderMap, now: SystemTime) -> Self {
-        let (clock, meaning) = (Clock::of(headers, now), Meaning::of(status, headers));
+        let (clock, meaning) = (TheirClock::of(headers, now), Meaning::of(status, headers));
         let notice = |named: Option<(Duration, &'static str)>| {
             let (wait, field) = named.unzip();
             Notice {
@@ -92,7 +92,7 @@ impl Notice {
 }
 
 /// The time that the other service asks us to wait.
-fn asked(headers: &HeaderMap, clock: Clock) -> Option<(Duration, &'static str)> {
+fn asked(headers: &HeaderMap, clock: TheirClock) -> Option<(Duration, &'static str)> {
     let mut asks = ASKS.into_iter();
     let wait = asks.find_map(|(name, unit)| Some((longest(headers, name, unit, clock)?, name)));
     wait.or_else(|| Some((grpc::retry_delay(headers)?, "RetryInfo")))
@@ -104,4 +104,5 @@ fn forbids_retry(headers: &HeaderMap) -> bool {
 }
 
 #[cfg(test)]
+#[path = "tests.rs"]
 mod tests;

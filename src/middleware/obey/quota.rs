@@ -6,7 +6,7 @@ use http::HeaderMap;
 
 use super::{
     meaning::Meaning,
-    times::{Clock, SECOND, decimal, lines, longest, members, wait},
+    times::{SECOND, TheirClock, decimal, lines, longest, members, wait},
 };
 
 /// Fields that say how much is left, each with the fields for when there will be more, of which the first that can be
@@ -29,7 +29,7 @@ const QUOTAS: [&str; 11] = [
 type UsedUp = Option<(Duration, &'static str)>;
 
 /// The quota that is used up, and for the longest time if several are; `None` if none is.
-pub(super) fn used_up(headers: &HeaderMap, clock: Clock, status: Meaning) -> Option<UsedUp> {
+pub(super) fn used_up(headers: &HeaderMap, clock: TheirClock, status: Meaning) -> Option<UsedUp> {
     let of_fields = |fields: &'static str| {
         let (remaining, resets) = fields.split_once(' ')?;
         let mut lefts = members(headers, remaining).peekable();
@@ -58,7 +58,7 @@ fn is_over(left: &str, status: Meaning) -> bool {
 
 /// Reads `RateLimit` in the form of draft 8 and later, `"default";r=0;t=30, "daily";r=9;t=99`, also with the names that
 /// the draft is about to take, `"default";a=0;w=30`; or of draft 7, `limit=10, remaining=0, reset=5`.
-fn draft(line: &str, clock: Clock, status: Meaning) -> impl Iterator<Item = UsedUp> {
+fn draft(line: &str, clock: TheirClock, status: Meaning) -> impl Iterator<Item = UsedUp> {
     let members = split(line, ',').map(|member| split(member, ';'));
     let quotas = members.chain([split(line, ',')]);
     quotas.filter_map(move |pairs| {

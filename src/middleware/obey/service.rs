@@ -48,7 +48,7 @@ where
         let left = Instant::now();
         ObeyFuture {
             answer: self.inner.call(Request::from_parts(head, body)),
-            sent: Sent { accounts, left },
+            under_way: UnderWay { accounts, left },
             shared: self.shared.clone(),
             pausing: None,
         }
@@ -56,7 +56,7 @@ where
 }
 
 /// The accounts of a request, and when it left.
-struct Sent {
+struct UnderWay {
     accounts: SmallVec<[Key; 1]>,
     left: Instant,
 }
@@ -69,7 +69,7 @@ pin_project! {
     pub struct ObeyFuture<F, B> {
         #[pin]
         answer: F,
-        sent: Sent,
+        under_way: UnderWay,
         shared: Arc<Shared>,
         pausing: Option<(Pausing, Response<B>)>,
     }
@@ -85,7 +85,7 @@ where
         let mut this = self.project();
         if this.pausing.is_none() {
             let response = ready!(this.answer.as_mut().poll(cx))?;
-            match obey(this.shared, this.sent, &response) {
+            match obey(this.shared, this.under_way, &response) {
                 Some(pausing) => *this.pausing = Some((pausing, response)),
                 None => return Poll::Ready(Ok(response)),
             }
@@ -102,27 +102,27 @@ where
 }
 
 /// Reads an answer. Returns the calls that store a pause.
-fn obey<B>(shared: &Shared, sent: &Sent, response: &Response<B>) -> Option<Pausing> {
+fn obey<B>(shared: &Shared, under_way: &UnderWay, response: &Response<B>) -> Option<Pausing> {
     // A layer of ours within this one has rejected the request, not the other service.
-    if sent.accounts.is_empty() || response.extensions().get::<Rejection>().is_some() {
+    if under_way.accounts.is_empty() || response.extensions().get::<Rejection>().is_some() {
         return None;
     }
     let answer = Answer::read(response.status(), response.headers(), SystemTime::now());
     match answer {
         Answer::Refused(notice) if notice.wait.is_some() || shared.backs_off => {
-            return pause(shared, sent, &notice);
+            return pause(shared, under_way, &notice);
         }
         Answer::LastOne(notice) => {
-            sent.served(shared);
-            return pause(shared, sent, &notice);
+            under_way.served(shared);
+            return pause(shared, under_way, &notice);
         }
-        Answer::Served => sent.served(shared),
+        Answer::Served => under_way.served(shared),
         Answer::Refused(_) | Answer::Failed => {}
     }
     None
 }
 
-impl Sent {
+impl UnderWay {
     fn served(&self, shared: &Shared) {
         for key in &self.accounts {
             shared.backoff.served(key, self.left);
@@ -130,12 +130,12 @@ impl Sent {
     }
 }
 
-fn pause(shared: &Shared, sent: &Sent, notice: &Notice) -> Option<Pausing> {
+fn pause(shared: &Shared, under_way: &UnderWay, notice: &Notice) -> Option<Pausing> {
     let (backoff, reason) = (&shared.backoff, notice.reason());
-    let calls = sent.accounts.iter().filter_map(|key| {
+    let calls = under_way.accounts.iter().filter_map(|key| {
         let length = match notice.wait {
             Some(wait) => wait,
-            None => backoff.next(key, sent.left, shared.max_pause)?,
+            None => backoff.next(key, under_way.left, shared.max_pause)?,
         };
         let length = length.min(shared.max_pause);
         backoff.paused(key, length);

@@ -23,9 +23,9 @@ const DATES: [&str; 4] = [
 
 /// The other service's clock, as time since the Unix epoch.
 #[derive(Clone, Copy)]
-pub(super) struct Clock(Duration);
+pub(super) struct TheirClock(Duration);
 
-impl Clock {
+impl TheirClock {
     /// The time in the field `Date`, or else our time: clocks may differ.
     pub(super) fn of(headers: &HeaderMap, now: SystemTime) -> Self {
         let theirs = members(headers, "date").find_map(date);
@@ -38,7 +38,7 @@ pub(super) fn longest(
     headers: &HeaderMap,
     name: &str,
     unit: Duration,
-    clock: Clock,
+    clock: TheirClock,
 ) -> Option<Duration> {
     let waits = members(headers, name).filter_map(|text| wait(text, unit, clock));
     waits.max()
@@ -63,7 +63,7 @@ pub(super) fn lines<'a>(headers: &'a HeaderMap, name: &str) -> impl Iterator<Ite
 }
 
 /// Reads a number of units, a time since the Unix epoch, a duration (`6m0s`), or a date. A time that is over is none.
-pub(super) fn wait(text: &str, unit: Duration, clock: Clock) -> Option<Duration> {
+pub(super) fn wait(text: &str, unit: Duration, clock: TheirClock) -> Option<Duration> {
     let until = |then: Duration| then.saturating_sub(clock.0);
     let wait = match decimal(text, unit) {
         Some(wait) if wait < EPOCH => wait,
