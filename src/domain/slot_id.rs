@@ -27,10 +27,10 @@ pub struct SlotId {
     number: u64,
 }
 
+#[doc(hidden)] // holders and stores of this crate alone read them
 impl SlotId {
     /// Reads an id. For stores.
     #[must_use]
-    #[doc(hidden)]
     pub const fn from_bytes(bytes: [u8; 16]) -> Self {
         let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = bytes;
         Self {
@@ -41,21 +41,18 @@ impl SlotId {
 
     /// Returns the 16 bytes. For stores.
     #[must_use]
-    #[doc(hidden)]
     pub fn to_bytes(self) -> [u8; 16] {
         (u128::from(self.process) << 64 | u128::from(self.number)).to_be_bytes()
     }
 
     /// Returns the number of the process that holds the slot.
     #[must_use]
-    #[doc(hidden)]
     pub const fn process(self) -> u64 {
         self.process
     }
 
     /// Returns when the holder asked for the slot, by its own clock, in ms since the Unix epoch.
     #[must_use]
-    #[doc(hidden)]
     pub const fn asked_at_ms(self) -> u64 {
         self.number >> 16
     }

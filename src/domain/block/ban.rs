@@ -60,26 +60,6 @@ impl Ban {
         Ok(Self { strikes, times_ms })
     }
 
-    /// Returns the rule that counts denials: how many, and in which window.
-    #[must_use]
-    #[doc(hidden)]
-    pub const fn strikes(&self) -> Rule {
-        self.strikes
-    }
-
-    /// Returns how long the ban lasts; if it grows, how long the first ban of an identity lasts.
-    #[must_use]
-    #[doc(hidden)]
-    pub const fn time(&self) -> Duration {
-        Duration::from_millis(self.times_ms[0])
-    }
-
-    /// Returns how long the first ban of an identity lasts, the next one, and so on; at least one time.
-    #[doc(hidden)]
-    pub fn times(&self) -> impl ExactSizeIterator<Item = Duration> {
-        self.times_ms().iter().copied().map(Duration::from_millis)
-    }
-
     /// The times in ms.
     pub(crate) fn times_ms(&self) -> &[u64] {
         let count = self.times_ms.iter().take_while(|time| **time > 0).count();
@@ -139,7 +119,25 @@ impl FromStr for Ban {
     }
 }
 
+#[doc(hidden)] // for operators' tools
 impl Ban {
+    /// Returns the rule that counts denials: how many, and in which window.
+    #[must_use]
+    pub const fn strikes(&self) -> Rule {
+        self.strikes
+    }
+
+    /// Returns how long the ban lasts; if it grows, how long the first ban of an identity lasts.
+    #[must_use]
+    pub const fn time(&self) -> Duration {
+        Duration::from_millis(self.times_ms[0])
+    }
+
+    /// Returns how long the first ban of an identity lasts, the next one, and so on; at least one time.
+    pub fn times(&self) -> impl ExactSizeIterator<Item = Duration> {
+        self.times_ms().iter().copied().map(Duration::from_millis)
+    }
+
     /// Creates a ban from the texts of a rule and of its times.
     pub(crate) fn from_parts(strikes: &str, times: &str) -> Result<Self, ConfigError> {
         let strikes = strikes.parse().map_err(|error| of_strikes(&error))?;

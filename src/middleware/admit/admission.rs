@@ -11,10 +11,7 @@ use http::request::Parts;
 
 use super::{CheckDraft, LayerConfig, check_draft::Drafted, look_ups::Found};
 use crate::{
-    domain::{
-        decision::{Decision, Usage},
-        first_of::FirstOf,
-    },
+    domain::decision::{Decision, Usage},
     limiter::{Resolution, WhereOpen},
     middleware::respond::Rejection,
     store::maybe_ready::MaybeReady,
@@ -100,7 +97,12 @@ impl Admission {
         let check = match drafted {
             Drafted::Nothing => return Break(Ok(Pass::Undecided(None))),
             Drafted::Check(check) => check,
-            Drafted::FirstOf(first_of) => return Self::submit_tries(config, first_of),
+            Drafted::FirstOf(first_of) => {
+                let (limiter, max_wait) = (config.limiter.clone(), config.max_wait);
+                return Continue(Self::Deciding(MaybeReady::pending(async move {
+                    limiter.decide_first(first_of, max_wait).await
+                })));
+            }
         };
         let Some(max_wait) = config.max_wait else {
             let mut resolution = config.limiter.decide(check);
@@ -114,13 +116,6 @@ impl Admission {
             limiter
                 .decide_within(&check, max_wait, WhereOpen::Pass)
                 .await
-        })))
-    }
-
-    fn submit_tries(config: &LayerConfig, first_of: FirstOf) -> Next {
-        let (limiter, max_wait) = (config.limiter.clone(), config.max_wait);
-        Continue(Self::Deciding(MaybeReady::pending(async move {
-            limiter.decide_first(first_of, max_wait).await
         })))
     }
 

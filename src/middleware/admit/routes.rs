@@ -254,7 +254,7 @@ impl Routes {
         for (path, entries) in &self.by_path {
             let mut unmet = entries
                 .iter()
-                .filter(|entry| !entry.is_settled())
+                .filter(|entry| !entry.is_settled.load(Relaxed))
                 .peekable();
             if unmet.peek().is_none() {
                 continue;
@@ -304,13 +304,6 @@ impl Routes {
         let normal = normal_form(path)?;
         let entry = self.find(method, &normal)?;
         entry.route.selector.is_some().then_some(entry)
-    }
-}
-
-impl Entry {
-    /// Whether a request has met the entry, or a warning has named it.
-    fn is_settled(&self) -> bool {
-        self.is_settled.load(Relaxed)
     }
 }
 

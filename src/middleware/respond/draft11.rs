@@ -113,7 +113,11 @@ impl Draft11 {
         let usages = [Some(usage), usage.shadow().map(Decision::usage)];
         let checked = usages.into_iter().flatten().flat_map(|it| it.policies());
         let checked = checked.map(|usage| usage.policy());
-        let chosen = checked.clone().filter(|it| local || !self.knows(it));
+        let is_known = |policy: &Policy| {
+            let mut known = self.known.policies.iter();
+            known.any(|(shown, _)| shown.is_same(policy))
+        };
+        let chosen = checked.clone().filter(|it| local || !is_known(it));
         // List handles whose limits do not apply to the request as well, like policies that never change.
         let is_checked = |name: &str| checked.clone().any(|policy| policy.name() == name);
         let handles = self.handles.iter();
@@ -123,11 +127,6 @@ impl Draft11 {
             false => handle.load(),
         });
         List::of(chosen.cloned().chain(others), self.shadows)
-    }
-
-    fn knows(&self, policy: &Policy) -> bool {
-        let mut known = self.known.policies.iter();
-        known.any(|(shown, _)| shown.is_same(policy))
     }
 }
 

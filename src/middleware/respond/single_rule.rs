@@ -104,12 +104,8 @@ impl SingleRule {
 
     /// Sends the tightest rules of units that no header names yet.
     pub(super) fn insert_missing(self, headers: &mut HeaderMap, decision: &Decision) {
-        let by_unit = Self {
-            by_unit: self.by_unit,
-            ..Self::NONE
-        };
-        for rule in by_unit.rules(decision) {
-            let names = names(rule.unit().unwrap_or_default());
+        for rule in self.rules(decision) {
+            let names = rule.unit().and_then(names);
             if names.is_some_and(|[limit, ..]| !headers.contains_key(limit)) {
                 rule.insert(self, headers);
             }

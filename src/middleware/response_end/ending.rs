@@ -343,12 +343,6 @@ impl fmt::Debug for ResponseEnd {
 
 impl fmt::Debug for Ending {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.request.fmt(f)
-    }
-}
-
-impl fmt::Debug for Admitted {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Ending").finish_non_exhaustive()
     }
 }
