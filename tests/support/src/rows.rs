@@ -230,8 +230,8 @@ impl<'a> Play<'a> {
     async fn forget(&self, asked: &[&str], expected: &[&str]) -> Option<String> {
         let key = key(asked.last().expect("a name"));
         let forgotten = match (asked, self.limiter()) {
-            ([.., policy, _], limiter) if self.policies.contains_key(policy) => {
-                let policy = &self.policies[policy];
+            ([.., policy, _], limiter) if self.policies.contains_key(*policy) => {
+                let policy = &self.policies[*policy];
                 match limiter {
                     Some(limiter) => limiter.reset(policy, &key).await,
                     None => self.store.reset(policy, &key).await,
