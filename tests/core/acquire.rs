@@ -266,7 +266,7 @@ async fn callers_are_admitted_in_order_of_arrival_although_the_last_is_polled_fi
     for caller in &mut callers {
         assert!(caller.as_mut().now_or_never().is_none());
     }
-    drop(callers.remove(1)); // its place goes with it
+    drop(callers.remove(1)); // and from the queue
     callers.reverse();
     let admitted_ms = join_all(callers).await;
     assert_eq!(admitted_ms, [Some(3_003), Some(2_002), Some(1_001)]);

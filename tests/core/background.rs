@@ -78,7 +78,7 @@ fn runtimes_one_after_the_other_take_and_return_the_one_slot() {
             let slot = taker.acquire_slot([job], SECOND).await.unwrap();
             slot.expect("none is denied")
         });
-        // It is dropped with its runtime.
+        // Dropped with the runtime.
         runtime.spawn(async move {
             let _slot = slot;
             std::future::pending::<()>().await;

@@ -597,7 +597,7 @@ impl Observer for Decided {
     }
 }
 
-/// Waits for a slot with these charges, and returns it at once.
+/// Waits for a slot with these charges, and returns that at once.
 async fn take_a_turn(limiter: Limiter, charges: Vec<Charge>) {
     let slot = limiter.acquire_slot(charges, 240 * WINDOW).await;
     drop(slot.unwrap().expect("it waits long enough"));

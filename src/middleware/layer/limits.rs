@@ -380,7 +380,7 @@ impl<R, E> RateLimitLayer<R, E> {
     ///
     /// The label is the first key that `extractor` finds; a request without one is counted without a label. Labels
     /// change no decision, and appear in no response. [`Header`](crate::Header) and `Cookie` labels are
-    /// [secret](Key::secret) and listed as hashes; use a closure if operators may see the values. A charge from
+    /// [secret](crate::Key::secret) and listed as hashes; use a closure if operators may see the values. A charge from
     /// [`charge_async`](Self::charge_async) keeps the contributor that you set with [`Charge::with_contributor`](crate::Charge::with_contributor).
     ///
     /// ```

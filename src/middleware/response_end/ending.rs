@@ -29,7 +29,7 @@ type CostOf = dyn Fn(&ResponseEnd, &Charge) -> u64 + Send + Sync;
 /// How a layer settles at the end of its responses.
 #[derive(Clone, Default)]
 pub(in crate::middleware) struct AtEnd {
-    /// Whether a [`CostMeter`](super::CostMeter) settles all policies.
+    /// Whether a [`CostMeter`](crate::middleware::CostMeter) settles all policies.
     pub(in crate::middleware) meters_all: bool,
     /// Those that a `CostMeter` settles otherwise.
     pub(in crate::middleware) metered: Vec<Box<str>>,
@@ -270,7 +270,7 @@ pub struct ResponseEnd {
     pub outcome: EndOutcome,
     /// The status; `None` if the request got no response.
     pub status: Option<StatusCode>,
-    /// The reading of the request's [`CostMeter`](super::CostMeter); `None` if nothing was metered. For that of one
+    /// The reading of the request's [`CostMeter`](crate::middleware::CostMeter); `None` if nothing was metered. For that of one
     /// policy, see [`metered_under`](Self::metered_under).
     pub metered: Option<u64>,
     /// How many bytes of data the body had, up to its end. Trailers do not count.
@@ -298,7 +298,7 @@ impl ResponseEnd {
         &self.tail[self.tail.len().saturating_sub(self.last)..]
     }
 
-    /// Returns the reading of [`CostMeter::under`](super::CostMeter::under) for the policy of this name; `None` if nothing
+    /// Returns the reading of [`CostMeter::under`](crate::middleware::CostMeter::under) for the policy of this name; `None` if nothing
     /// was metered under it.
     #[must_use]
     pub fn metered_under(&self, policy: &str) -> Option<u64> {
