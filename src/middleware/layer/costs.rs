@@ -60,8 +60,8 @@ impl<R, E> RateLimitLayer<R, E> {
     /// [`Rejection::response`]: crate::middleware::Rejection::response
     ///
     /// A cost above a limit can never fit: the response is a 413 without a `Retry-After`. A limit of 0 denies every
-    /// cost above 0, with a 429 and without a `Retry-After`. Use [`ProblemJson::status_if_never`](crate::middleware::ProblemJson::status_if_never) to set another status
-    /// for both.
+    /// cost above 0, with a 429 and without a `Retry-After`. Use
+    /// [`ProblemJson::status_if_never`](crate::middleware::ProblemJson::status_if_never) to set another status for both.
     pub fn cost(
         self,
         cost: impl Fn(&request::Parts, &Policy) -> u64 + Send + Sync + 'static,
