@@ -203,14 +203,14 @@ fn answered<T>(
     Ok(response)
 }
 
-fn present<T>(value: &mut Option<T>) -> &mut T {
+pub(super) fn present<T>(value: &mut Option<T>) -> &mut T {
     match value {
         Some(value) => value,
         None => panic!("polled after completion"),
     }
 }
 
-fn taken<T>(value: &mut Option<T>) -> T {
+pub(super) fn taken<T>(value: &mut Option<T>) -> T {
     match value.take() {
         Some(value) => value,
         None => panic!("polled after completion"),

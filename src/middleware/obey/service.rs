@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     domain::{block::BlockRequest, key::Key},
-    middleware::respond::Rejection,
+    middleware::{future::taken, respond::Rejection},
 };
 
 /// A client around which [`ObeyLayer`](super::ObeyLayer) reads the answers.
@@ -94,10 +94,7 @@ where
         if let Some((pausing, _)) = this.pausing {
             ready!(pausing.as_mut().poll(cx));
         }
-        match this.pausing.take() {
-            Some((_, response)) => Poll::Ready(Ok(response)),
-            None => panic!("polled after completion"),
-        }
+        Poll::Ready(Ok(taken(this.pausing).1))
     }
 }
 

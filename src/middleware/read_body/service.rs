@@ -19,6 +19,7 @@ use super::{
     is_plain,
     refusal::Refusal,
 };
+use crate::middleware::future::{present, taken};
 
 /// A service whose bodies [`ReadBodyLayer`](super::ReadBodyLayer) reads.
 pub struct ReadBody<S, T> {
@@ -160,14 +161,8 @@ where
         loop {
             let next = match state.as_mut().project() {
                 Projected::Reading { body, reading } => {
-                    let Some(unread) = reading.as_mut() else {
-                        panic!("polled after completion");
-                    };
-                    let read = ready!(unread.poll(body, cx));
-                    let Some(Reading { head, service, .. }) = reading.take().map(|read| *read)
-                    else {
-                        unreachable!("it was there");
-                    };
+                    let read = ready!(present(reading).poll(body, cx));
+                    let Reading { head, service, .. } = *taken(reading);
                     // The body before the service: a slow client must hold no place there.
                     match read {
                         Ok(bytes) => {
@@ -179,11 +174,8 @@ where
                 }
                 Projected::Unready { service, request } => {
                     ready!(service.poll_ready(cx))?;
-                    let Some(request) = request.take() else {
-                        panic!("polled after completion");
-                    };
                     State::Called {
-                        response: service.call(request),
+                        response: service.call(taken(request)),
                     }
                 }
                 Projected::Called { response } => return response.poll(cx),

@@ -230,12 +230,11 @@ impl List {
     ) {
         for (policy, items) in &self.policies {
             // Shadows have a separate decision.
-            let of_shadow = || decision.usage().shadow();
-            let Some(decision) = (if policy.is_shadow() {
-                of_shadow()
-            } else {
-                Some(decision)
-            }) else {
+            let own = match policy.is_shadow() {
+                true => decision.usage().shadow(),
+                false => Some(decision),
+            };
+            let Some(decision) = own else {
                 continue;
             };
             let keys = decision.usage().policies();
