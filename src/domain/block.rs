@@ -211,9 +211,7 @@ pub struct BlockedIdentity {
 
 impl BlockedIdentity {
     /// Creates the entry; `identity` is the kind and the value in the stored form. For stores.
-    #[must_use]
-    #[doc(hidden)]
-    pub fn new(identity: impl Into<Box<str>>, block: Block, details: BlockDetails) -> Self {
+    pub(crate) fn new(identity: impl Into<Box<str>>, block: Block, details: BlockDetails) -> Self {
         Self {
             identity: identity.into(),
             block,

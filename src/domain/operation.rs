@@ -50,7 +50,7 @@ pub enum Operation {
         request: BlockRequest,
     },
     /// Block an identity by a [ban](crate::block#bans) and forget its strikes, but only if they still reach the limit
-    /// of this rule. Keep the strikes if the request [says so](BlockRequest::keeps_strikes).
+    /// of this rule. Keep the strikes if the request says so.
     ///
     /// [Unblocking](Self::Unblock) comes wholly before it, and then there are no strikes, or wholly after it.
     #[doc(hidden)]

@@ -69,9 +69,7 @@ impl BlockRequest {
 
     /// Returns whether a ban leaves its strikes, since another ban needs them that begins with the same denial. For
     /// stores.
-    #[must_use]
-    #[doc(hidden)]
-    pub const fn keeps_strikes(&self) -> bool {
+    pub(crate) const fn keeps_strikes(&self) -> bool {
         self.keeps_strikes
     }
 
@@ -121,7 +119,7 @@ impl BlockRequest {
         self.by
     }
 
-    /// Returns the details. A store adds the [time](BlockDetails::created_at) of the block.
+    /// Returns the details.
     #[must_use]
     #[doc(hidden)]
     pub const fn details(&self) -> &BlockDetails {
@@ -166,9 +164,7 @@ pub struct BlockDetails {
 
 impl BlockDetails {
     /// Sets when the block was made, in ms since the Unix epoch by the store's clock. For stores.
-    #[must_use]
-    #[doc(hidden)]
-    pub fn created_at(mut self, now_ms: u64) -> Self {
+    pub(crate) fn created_at(mut self, now_ms: u64) -> Self {
         self.created_ms = Some(now_ms);
         self
     }
