@@ -250,7 +250,7 @@ impl Settings {
         let inner = decisions.filter(is_own);
         let nested = extensions.get_mut::<Nested>();
         let within = nested.and_then(|nested| nested.shown.take());
-        let within = within.filter(|(_, by)| is_own(by)).map(|(shown, _)| shown);
+        let within = within.filter(|(_, by)| is_own(by));
         let denied = match &inner {
             Some(inner) => !inner.innermost().is_allowed(),
             None => !is_foreign && respond::is_denial(response),
@@ -268,7 +268,8 @@ impl Settings {
                 self.answers.headers.add_to_denial(headers, status, &shown);
             }
         } else {
-            let all = self.answers.headers.add(headers, status, &shown, within);
+            let mut all = within.map(|(shown, _)| shown);
+            self.answers.headers.add(headers, status, &shown, &mut all);
             if let Some(all) = all.filter(|_| admitted.outer.is_some()) {
                 let nested: &mut Nested = response.extensions_mut().get_or_insert_default();
                 nested.shown = Some((all, admitted.clone()));

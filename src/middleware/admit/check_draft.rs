@@ -153,7 +153,7 @@ impl CheckDraft {
     }
 
     /// The policy as it is charged, and the cost of the request under it; `None` if the limit does not apply.
-    #[inline]
+    #[inline(always)] // in the path of every request
     fn chosen<'a>(
         &mut self,
         config: &LayerConfig,

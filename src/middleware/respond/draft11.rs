@@ -144,11 +144,12 @@ fn append_lists<const N: usize>(lists: [&List; N], headers: &mut HeaderMap, deci
     }
 }
 
-fn append(headers: &mut HeaderMap, fields: Fields) {
-    for (name, value) in [RATELIMIT, RATELIMIT_POLICY].into_iter().zip(fields) {
-        if let Some(value) = value {
-            headers.append(name, value);
-        }
+fn append(headers: &mut HeaderMap, [usages, quotas]: Fields) {
+    if let Some(usages) = usages {
+        headers.append(RATELIMIT, usages);
+    }
+    if let Some(quotas) = quotas {
+        headers.append(RATELIMIT_POLICY, quotas);
     }
 }
 

@@ -314,23 +314,22 @@ pub(in crate::middleware) struct Headers {
 }
 
 impl Headers {
-    /// Adds the headers of a decision to those of inner layers, which show `inner`. Returns the rules that are shown now.
+    /// Adds the headers of a decision to those of inner layers, and notes which rules are shown then.
     pub(in crate::middleware) fn add(
         &self,
         headers: &mut HeaderMap,
         status: StatusCode,
         decision: &Decision,
-        inner: Option<Shown>,
-    ) -> Option<Shown> {
-        let mut shown = inner;
+        shown: &mut Option<Shown>,
+    ) {
         if self.tells(status, decision) {
             if let Some(draft) = &self.draft11 {
                 draft.append(headers, decision);
             }
-            shown = self.style.single.insert(headers, decision, shown);
+            self.style.single.insert(headers, decision, shown);
         }
         let wait = match decision {
-            Decision::Allowed(_) => return shown,
+            Decision::Allowed(_) => return,
             Decision::Denied(denial) => denial.shown_retry_after(),
             Decision::Blocked(blocked) => blocked.shown_retry_after(),
         };
@@ -350,7 +349,6 @@ impl Headers {
                 headers.remove(RETRY_AFTER_MS);
             }
         }
-        shown
     }
 
     /// Adds the items of an admission to the lists of a layer further in that has denied the request, and the headers of

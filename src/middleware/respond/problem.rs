@@ -92,7 +92,8 @@ pub(in crate::middleware) fn plain_problem<B: From<String>>(
     head: &Parts,
 ) -> Response<B> {
     let title = status.canonical_reason().unwrap_or_default();
-    let json = beginning(status, ["about:blank", ""], title, Some(text)) + "}";
+    let text = Some(Cow::Owned(text.to_owned()));
+    let json = beginning(status, ["about:blank", ""], title, text) + "}";
     answer_with(json, PROBLEM, status, head)
 }
 
@@ -135,7 +136,7 @@ fn problem(rejection: &Rejection, status: StatusCode) -> String {
         _ => TYPES,
     };
     let detail = detail(rejection, status);
-    let mut json = beginning(status, [types, kind], title, detail.as_deref());
+    let mut json = beginning(status, [types, kind], title, detail);
     if let Rejection::Denied(denial) | Rejection::NoSlot(denial) = rejection {
         json.push_str(r#","violated-policies":["#);
         for (index, (name, _)) in violated(denial).iter().enumerate() {
@@ -152,14 +153,17 @@ fn beginning(
     status: StatusCode,
     [types, kind]: [&str; 2],
     title: &str,
-    detail: Option<&str>,
+    detail: Option<Cow<'static, str>>,
 ) -> String {
     let mut json = String::with_capacity(ROOM);
     json.extend([r#"{"type":""#, types, kind, r#"","title":""#, title]);
     json.extend([r#"","status":"#, status.as_str()]);
     if let Some(detail) = detail {
         json.push_str(r#","detail":""#);
-        push_escaped(&mut json, detail);
+        match detail {
+            Cow::Borrowed(plain) => json.push_str(plain),
+            Cow::Owned(any) => push_escaped(&mut json, &any),
+        }
         json.push('"');
     }
     json

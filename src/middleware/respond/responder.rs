@@ -62,7 +62,7 @@ impl Answers {
         if let Some(shown) = shown {
             let status = response.status();
             self.headers
-                .add(response.headers_mut(), status, &shown, None);
+                .add(response.headers_mut(), status, &shown, &mut None);
         }
         if rejection.status() == StatusCode::SERVICE_UNAVAILABLE {
             let wait = || retry_interval.saturating_add(jitter::random_up_to(self.jitter));
@@ -137,7 +137,8 @@ impl HeaderStyle {
     pub fn write(self, decision: &Decision, headers: &mut HeaderMap) {
         let answers = Answers::new(self.prepare(None));
         let shown = answers.shown_denial(decision);
-        answers.headers.add(headers, StatusCode::OK, &shown, None);
+        let headers_of = &answers.headers;
+        headers_of.add(headers, StatusCode::OK, &shown, &mut None);
     }
 }
 

@@ -84,13 +84,13 @@ impl SingleRule {
         self,
         headers: &mut HeaderMap,
         decision: &Decision,
-        inner: Option<Shown>,
-    ) -> Option<Shown> {
-        let style = inner.as_ref().map_or(self, |inner| inner.style.and(self));
+        shown: &mut Option<Shown>,
+    ) {
+        let style = shown.as_ref().map_or(self, |inner| inner.style.and(self));
         if style == Self::NONE {
-            return None;
+            return;
         }
-        let mut rules = inner.map(|inner| inner.rules).unwrap_or_default();
+        let mut rules = shown.take().map(|inner| inner.rules).unwrap_or_default();
         for own in style.rules(decision) {
             match rules.iter_mut().find(|it| it.unit() == own.unit()) {
                 Some(inner) if own.share < inner.share => *inner = own,
@@ -99,7 +99,7 @@ impl SingleRule {
             }
         }
         rules.iter().for_each(|rule| rule.insert(style, headers));
-        (!rules.is_empty()).then_some(Shown { style, rules })
+        *shown = (!rules.is_empty()).then_some(Shown { style, rules });
     }
 
     /// Sends the tightest rules of units that no header names yet.
