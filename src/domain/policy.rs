@@ -236,7 +236,6 @@ impl Policy {
 
     /// Returns whether the policy is left out of the quota headers.
     #[must_use]
-    #[doc(hidden)]
     pub fn is_hidden(&self) -> bool {
         self.inner.is_hidden
     }
