@@ -5,7 +5,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use clap::Args;
 use serde_json::{Value, json};
-use sluicegate::store::redis::inspect::{Inspector, Server, StoredBlock, StoredName};
+use sluicegate::store::redis::inspect::{Inspector, StoredBlock, StoredName};
 
 use super::block_report::{BlockReport, LevelReport};
 use super::scan::{DEFAULT_LOAD, Scan, Share};
@@ -67,8 +67,8 @@ async fn find<'a>(args: &'a BlocksArgs, inspector: &Inspector) -> Result<Found<'
     let mut found = Found { args, blocks, seen };
     if args.scan {
         let scan = Scan::new(inspector, args.load).await?;
-        let batch = async |server: &Server, names: Vec<StoredName>| {
-            let now_ms = server.now_ms().await?;
+        let batch = async |server: &Inspector, names: Vec<StoredName>| {
+            let now_ms = server.index_now_ms().await?;
             found.add(&names, server.blocks(&names).await?, now_ms);
             Ok(())
         };

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use std::{fmt, io};
 
 use sluicegate::Key;
-use sluicegate::store::redis::inspect::{Inspector, Selection, Server, StoredName};
+use sluicegate::store::redis::inspect::{Inspector, Selection, StoredName};
 
 use super::text::grouped;
 use super::{Error, Result};
@@ -63,8 +63,8 @@ impl fmt::Display for Share {
 }
 
 /// Adds the address of the node to an error, if there are several nodes.
-pub(crate) fn of_node(error: Error, server: &Server) -> Error {
-    of_address(error, server.node_address())
+pub(crate) fn of_node(error: Error, server: &Inspector) -> Error {
+    of_address(error, server.address())
 }
 
 /// Adds the address of the node that keeps this identity.
@@ -81,7 +81,7 @@ fn of_address(error: Error, address: Option<String>) -> Error {
 
 /// A scan of all keys of all servers.
 pub(crate) struct Scan {
-    servers: Vec<Server>,
+    servers: Vec<Inspector>,
     load: Share,
     is_shown: Cell<bool>,
     /// The number of keys on all servers.
@@ -110,7 +110,7 @@ impl Scan {
     pub(crate) async fn run(
         &self,
         selection: &Selection,
-        mut found: impl AsyncFnMut(&Server, Vec<StoredName>) -> Result<()>,
+        mut found: impl AsyncFnMut(&Inspector, Vec<StoredName>) -> Result<()>,
     ) -> Result<()> {
         let (started, mut next) = (Instant::now(), PROGRESS);
         for (at, server) in (1..).zip(&self.servers) {

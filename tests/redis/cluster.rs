@@ -192,6 +192,27 @@ async fn a_dropped_caller_leaves_no_half_done_check() {
     assert!(counts().await[0] > 0, "none was charged");
 }
 
+#[tokio::test]
+async fn two_stored_forms_count_apart_over_several_slots_and_share_blocks() {
+    let cluster = shared();
+    let one = store(&cluster).await;
+    let next = one.clone().stored_form(2);
+    let (policy, names) = (api("5/1d"), apart(&cluster));
+    let check = check(all(&policy, &names)).enforce_blocks(true);
+    let mut admitted = [0, 0];
+    for _ in 0..7 {
+        for (form, store) in [&one, &next].into_iter().enumerate() {
+            admitted[form] += u32::from(store.check(&check).await.unwrap().is_allowed());
+        }
+    }
+    assert_eq!(admitted, [5, 5]);
+    let blocked = user(&names[2]);
+    next.block(&blocked, HOUR.into()).await.unwrap();
+    assert!(is_blocked(&one.check(&check).await.unwrap()));
+    one.unblock(&blocked).await.unwrap();
+    assert!(!is_blocked(&next.check(&check).await.unwrap()));
+}
+
 fn batch(check: Check, count: u16) -> Operation {
     Operation::CheckBatch(CheckBatch::new(check, count))
 }

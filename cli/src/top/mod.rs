@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use serde_json::{Value, json};
-use sluicegate::store::redis::inspect::{Inspector, Server, StoredName};
+use sluicegate::store::redis::inspect::{Inspector, StoredName};
 
 use self::ranking::{Ranked, Ranking};
 use super::block_report::BlockReport;
@@ -130,7 +130,7 @@ impl<'a> Top<'a> {
             Some(policy) => inspector.all(Some(policy)),
             None => inspector.all_with_blocks(),
         };
-        let batches = async |server: &Server, names| top.batch(server, names).await;
+        let batches = async |server: &Inspector, names| top.batch(server, names).await;
         scan.run(&selection, batches).await?;
         if top.now_ms == 0 {
             top.now_ms = inspector.index_now_ms().await?;
@@ -138,7 +138,7 @@ impl<'a> Top<'a> {
         Ok(top)
     }
 
-    async fn batch(&mut self, server: &Server, mut names: Vec<StoredName>) -> Result<()> {
+    async fn batch(&mut self, server: &Inspector, mut names: Vec<StoredName>) -> Result<()> {
         // Drop the names first: a key outside of the sample is not read.
         names.retain(|name| is_chosen(name, self.args.sample));
         let has_limits = self.limits.policies.is_some();
@@ -153,7 +153,7 @@ impl<'a> Top<'a> {
         if names.is_empty() {
             return Ok(());
         }
-        self.now_ms = server.now_ms().await?;
+        self.now_ms = server.index_now_ms().await?;
         let (blocks, names): (Vec<_>, Vec<_>) =
             names.into_iter().partition(StoredName::is_of_block);
         if !blocks.is_empty() {
@@ -168,7 +168,7 @@ impl<'a> Top<'a> {
         if names.is_empty() {
             return Ok(());
         }
-        for (name, stored) in names.iter().zip(server.read(&names).await?) {
+        for (name, stored) in names.iter().zip(server.read_all(&names).await?) {
             self.read += 1;
             self.unreadable += u64::from(stored.is_err());
             let Ok(Some(value)) = stored else {

@@ -98,38 +98,55 @@ impl RedisStore {
     }
 
     /// Sends all of these operations in one call of the script over this connection.
-    pub(super) fn execute_over(
+    pub(super) async fn execute_over(
         &self,
         route: Route,
-        operations: impl AsRef<[Operation]> + Send + 'static,
-    ) -> impl Future<Output = Result<Vec<Result<Reply, StoreError>>, StoreError>> + Send + 'static
-    {
-        let (clock, near_ms) = (self.set_now_ms(), self.client_now_ms());
-        let call = Call::new(&self.names, clock, near_ms, operations.as_ref());
-        let store = self.clone();
-        async move {
-            let reply = match call.routing_key() {
-                Some(key) => run(&route, &call, key).await,
-                None => Ok(wire::no_reply()),
-            };
-            // While a slot is being moved, the keys of a call may be on two nodes. Calls with one key each still work.
-            #[cfg(feature = "cluster")]
-            if reply
-                .as_ref()
-                .is_err_and(|error| error.code() == Some("TRYAGAIN"))
-            {
-                let operations = operations.as_ref().to_vec();
-                return store.unshared().call_by_key(operations).await;
-            }
-            let replies = wire::read_replies(operations.as_ref(), &reply?);
-            if replies.needs_another_connection {
-                route.replace();
-            }
-            if replies.elsewhere.is_empty() {
-                return Ok(replies.results);
-            }
-            Ok(Box::pin(store.ask_again(&route, operations.as_ref(), replies)).await)
+        operations: impl AsRef<[Operation]> + Send,
+    ) -> Result<Vec<Result<Reply, StoreError>>, StoreError> {
+        let operations = operations.as_ref();
+        let replies = self.ask(&route, self.client_now_ms(), operations).await;
+        // While a slot is being moved, the keys of a call may be on two nodes. Calls with one key each still work.
+        #[cfg(feature = "cluster")]
+        if replies
+            .as_ref()
+            .is_err_and(|error| error.code() == Some("TRYAGAIN"))
+        {
+            let operations = operations.to_vec();
+            return self.unshared().call_by_key(operations).await;
         }
+        let mut replies = replies?;
+        if replies.needs_another_connection {
+            route.replace();
+        }
+        if !replies.elsewhere.is_empty() {
+            // The server's time is in no period that was sent, so these were not executed.
+            let again = replies.elsewhere.iter();
+            let again: Vec<_> = again.map(|it| operations[*it].clone()).collect();
+            let answers = Box::pin(self.ask(&route, replies.now_ms, &again)).await;
+            let answers = answers.map_or_else(
+                |error| again.iter().map(|_| Err(error.clone())).collect(),
+                |answers| answers.results,
+            );
+            for (place, answer) in replies.elsewhere.into_iter().zip(answers) {
+                replies.results[place] = answer;
+            }
+        }
+        Ok(replies.results)
+    }
+
+    /// Sends operations with the periods of the calendar around this time.
+    async fn ask(
+        &self,
+        route: &Route,
+        near_ms: u64,
+        operations: &[Operation],
+    ) -> Result<Replies, StoreError> {
+        let call = Call::new(&self.names, self.set_now_ms(), near_ms, operations);
+        let reply = match call.routing_key() {
+            Some(key) => run(route, &call, key).await?,
+            None => Value::Nil,
+        };
+        Ok(wire::read_replies(operations, &reply))
     }
 
     /// The time of this process's clock, for the periods of a first ask.
@@ -138,34 +155,6 @@ impl RedisStore {
             let since = SystemTime::now().duration_since(UNIX_EPOCH);
             millis(since.unwrap_or_default())
         })
-    }
-
-    /// Asks once more for the operations whose periods were not sent, with the periods around the server's time. They
-    /// were not executed.
-    async fn ask_again(
-        &self,
-        route: &Route,
-        operations: &[Operation],
-        replies: Replies,
-    ) -> Vec<Result<Reply, StoreError>> {
-        let places = replies.elsewhere;
-        let again: Vec<Operation> = places
-            .iter()
-            .map(|place| operations[*place].clone())
-            .collect();
-        let call = Call::new(&self.names, self.set_now_ms(), replies.now_ms, &again);
-        let mut results = replies.results;
-        let Some(key) = call.routing_key() else {
-            return results;
-        };
-        let answers = match run(route, &call, key).await {
-            Ok(reply) => wire::read_replies(&again, &reply).results,
-            Err(error) => places.iter().map(|_| Err(error.clone())).collect(),
-        };
-        for (place, answer) in places.into_iter().zip(answers) {
-            results[place] = answer;
-        }
-        results
     }
 }
 

@@ -1,7 +1,10 @@
 #![doc = include_str!("../../../docs/guide/redis.md")]
 #![doc = include_str!("../../../docs/guide/compatibility.md")]
 
-use std::sync::{Arc, atomic::AtomicBool};
+use std::{
+    fmt,
+    sync::{Arc, atomic::AtomicBool},
+};
 
 use redis::{RedisResult, Value};
 
@@ -46,7 +49,7 @@ pub(super) use shared_calls::queued::Queued;
 use transport::{Transport, Transports};
 
 /// Keeps the counts in Redis, so that all replicas of a service share them. Cheap to clone.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct RedisStore {
     transports: Arc<Transports>,
     names: Arc<Names>,
@@ -57,6 +60,14 @@ pub struct RedisStore {
     shared: Option<Arc<CallQueues>>,
     /// Whether the servers were asked whether they evict keys.
     asked: Arc<AtomicBool>,
+}
+
+/// Without servers, whose URLs may have passwords.
+impl fmt::Debug for RedisStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("RedisStore");
+        shown.field("names", &self.names).finish_non_exhaustive()
+    }
 }
 
 /// The default number of calls in flight before operations gather.

@@ -2,7 +2,7 @@
 
 use std::slice;
 
-use super::{RedisStore, block_index::are_done, connection::reconnects, inspect::Inspector};
+use super::{RedisStore, block_index::are_done, connection::reconnects};
 #[cfg(doc)]
 use crate::store::redis::deployment;
 #[cfg(feature = "cluster")]
@@ -34,7 +34,7 @@ impl Store for RedisStore {
         }
         match operation {
             Operation::ListBlocks { most } => {
-                let inspector = Inspector::over(self);
+                let inspector = self.inspector();
                 StoreFuture::pending(async move {
                     inspector.all_blocked(most).await.map(Reply::ListBlocks)
                 })

@@ -78,40 +78,32 @@ impl RedisStore {
             labels.sort_unstable_by_key(|stored| stored.seen_ms);
             let others = labels.len().saturating_sub(MAX_PROCESSES - 1);
             over.extend(labels.drain(..others));
-            store.delete_fields(over).await?;
+            let over = over.into_iter().map(|stored| stored.field).collect();
+            store.change("HDEL", over).await?;
             let label = policies.iter().find_map(PublishedPolicy::process);
             let label = label.map(|label| {
                 let field = format!("@{:016x}", this_process());
-                (field, format!("seen={now_ms}\nlabel={label}"))
+                [field, format!("seen={now_ms}\nlabel={label}")]
             });
             let mut fields = fields(policies, &held, now_ms);
             fields.extend(label);
-            store.set_fields(&fields).await
+            if fields.is_empty() {
+                return Ok(());
+            }
+            store.change("HSET", fields.concat()).await?;
+            let kept = millis(KEPT).to_string();
+            store.change("PEXPIRE", vec![kept]).await
         })
     }
 
-    async fn delete_fields(&self, over: Vec<Stored>) -> Result<(), StoreError> {
-        if over.is_empty() {
+    /// Sends a command about the hash, if there is anything to do.
+    async fn change(&self, command: &str, args: Vec<String>) -> Result<(), StoreError> {
+        if args.is_empty() {
             return Ok(());
         }
-        let mut delete = redis::cmd("HDEL");
-        delete.arg(self.names.policies());
-        for stored in over {
-            delete.arg(stored.field);
-        }
-        self.send_to_policies(&delete).await.map(drop)
-    }
-
-    async fn set_fields(&self, fields: &[(String, String)]) -> Result<(), StoreError> {
-        if fields.is_empty() {
-            return Ok(());
-        }
-        let name = self.names.policies();
-        let mut set = redis::cmd("HSET");
-        self.send_to_policies(set.arg(&name).arg(fields)).await?;
-        let mut expire = redis::cmd("PEXPIRE");
-        expire.arg(&name).arg(millis(KEPT));
-        self.send_to_policies(&expire).await.map(drop)
+        let mut change = redis::cmd(command);
+        change.arg(self.names.policies()).arg(args);
+        self.send_to_policies(&change).await.map(drop)
     }
 
     /// The published policies, without those that cannot be read.
@@ -156,7 +148,7 @@ impl RedisStore {
 }
 
 /// The fields of these policies and their values, as far as there is room beside the held ones.
-fn fields(policies: Vec<PublishedPolicy>, held: &[Stored], now_ms: u64) -> Vec<(String, String)> {
+fn fields(policies: Vec<PublishedPolicy>, held: &[Stored], now_ms: u64) -> Vec<[String; 2]> {
     let mut count = held.len();
     let mut bytes: usize = held.iter().map(|stored| stored.bytes).sum();
     let mut fields = Vec::with_capacity(policies.len());
@@ -178,7 +170,7 @@ fn fields(policies: Vec<PublishedPolicy>, held: &[Stored], now_ms: u64) -> Vec<(
             count += 1;
             bytes += more;
         }
-        fields.push((field, text));
+        fields.push([field, text]);
     }
     fields
 }

@@ -73,10 +73,8 @@ impl RedisStore {
         });
         let commands: Vec<_> = commands.collect();
         let replies = send_all(&self.transports, &commands).await.into_iter();
-        let rankings = replies.zip(spans).map(|(reply, span)| {
-            let members = members(reply?)?;
-            Ok(ranking(span, members))
-        });
+        let rankings = replies.zip(spans);
+        let rankings = rankings.map(|(reply, span)| ranking(span, reply?));
         let rankings: RedisResult<_> = rankings.collect();
         rankings.map_err(|error| store_error(&error))
     }
@@ -123,21 +121,16 @@ pub(super) fn look(key: Key) -> Check {
     Check::of_one(Charge::look(key))
 }
 
-fn ranking(span: Span, mut members: Vec<(String, u64)>) -> Ranking {
-    let place = members.iter().position(|(member, _)| member == TOTAL);
-    Ranking {
-        span,
-        total: place.map_or(0, |place| members.swap_remove(place).1),
-        members,
-    }
-}
-
 /// The members of a set, and their units.
-fn members(reply: Value) -> RedisResult<Vec<(String, u64)>> {
+fn ranking(span: Span, reply: Value) -> RedisResult<Ranking> {
     let members = Vec::<(String, f64)>::from_redis_value(reply)?.into_iter();
-    Ok(members
-        .map(|(member, score)| (member, units(score)))
-        .collect())
+    let members = members.map(|(member, score)| (member, units(score)));
+    let (totals, members): (Vec<_>, Vec<_>) = members.partition(|it| it.0 == TOTAL);
+    Ok(Ranking {
+        span,
+        total: totals.first().map_or(0, |it| it.1),
+        members,
+    })
 }
 
 /// A score as whole units. A negative score, of units that were only given back, counts as 0.

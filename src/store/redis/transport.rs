@@ -1,6 +1,6 @@
 //! [`Transport`]: the way to the server, or to the nodes of a cluster. Each runtime has its own.
 
-use std::{fmt, io, sync::Arc, time::Duration};
+use std::{io, sync::Arc, time::Duration};
 
 use redis::{Cmd, RedisError, RedisResult, Value};
 #[cfg(feature = "manual-clock")]
@@ -74,12 +74,6 @@ impl Transports {
     /// The server, or each primary of a cluster.
     pub(super) async fn servers(&self) -> RedisResult<Vec<SingleServer>> {
         self.here()?.servers().await
-    }
-}
-
-impl fmt::Debug for Transports {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Transports")
     }
 }
 
@@ -232,12 +226,6 @@ impl Route {
 fn may_not_ping(error: &RedisError) -> bool {
     let detail = error.detail().unwrap_or_default();
     error.code() == Some("NOPERM") && detail.contains("'ping'")
-}
-
-impl fmt::Debug for Transport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Transport")
-    }
 }
 
 /// A connection of a test, with its type erased.

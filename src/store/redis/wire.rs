@@ -5,7 +5,7 @@ mod encode;
 mod label;
 mod policy;
 
-pub(super) use decode::{Replies, no_reply, number, read_replies};
+pub(super) use decode::{Replies, number, read_replies};
 pub(super) use encode::Call;
 #[cfg(feature = "bb8")]
 pub(super) use label::label;

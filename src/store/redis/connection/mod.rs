@@ -57,6 +57,7 @@ pub(super) use timeout::within;
 pub(super) use timeout::{CONNECT_TIMEOUT, PART_TIMEOUT};
 
 /// One server, or one of the nodes of a cluster.
+#[derive(Clone)]
 pub(super) struct SingleServer {
     pub(super) connection: Arc<ReconnectingConnection>,
     /// `HOST:PORT` of a node of a cluster.

@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use super::{Inspector, Selection, Server, StoredName, UnreadableValue, stored};
+use super::{Inspector, Selection, StoredName, UnreadableValue, stored};
 use crate::{
     domain::{
         block::{BLOCKS, Block, BlockDetails, BlockedIdentity},
         error::StoreError,
         key::Key,
     },
-    store::redis::{error::store_error, reports::send_all, value},
+    store::redis::{error::store_error, value},
 };
 
 /// The block of an identity: `None` if there is none, or the reason why it cannot be read.
@@ -73,7 +73,7 @@ impl Inspector {
         Ok((next, found.collect()))
     }
 
-    /// The time of the server that keeps the index, in ms since the Unix epoch.
+    /// The time of the server that keeps the index, in ms since the Unix epoch; of one server, its time.
     ///
     /// # Errors
     ///
@@ -82,22 +82,13 @@ impl Inspector {
         self.now_ms_at(&self.store.names.block_index()).await
     }
 
-    /// Reads the blocks that these keys hold, at the same time.
+    /// Reads the blocks that these keys hold, at the same time, of one server in one pipeline.
     ///
     /// # Errors
     ///
     /// As [`read`](Self::read).
     pub async fn blocks(&self, names: &[StoredName]) -> Result<Vec<StoredBlock>, StoreError> {
-        let gets = names.iter().map(|name| {
-            let name = name.as_bytes().to_vec();
-            let mut get = redis::cmd("GET");
-            get.arg(&name);
-            (name, get)
-        });
-        let gets: Vec<_> = gets.collect();
-        let replies = send_all(&self.store.transports, &gets);
-        let replies = self.in_time(async { Ok(replies.await) }).await?;
-        let replies = replies.into_iter();
+        let replies = self.get_all(names).await?.into_iter();
         replies.map(|reply| stored(reply, read_block)).collect()
     }
 
@@ -125,20 +116,5 @@ impl Inspector {
         Ok(blocks
             .map(|(identity, (block, details))| BlockedIdentity::new(identity, block, details))
             .collect())
-    }
-}
-
-impl Server {
-    /// Reads the blocks that these keys hold, in one pipeline.
-    ///
-    /// # Errors
-    ///
-    /// As [`read`](Self::read).
-    pub async fn blocks(&self, names: &[StoredName]) -> Result<Vec<StoredBlock>, StoreError> {
-        let replies = self.get_all(names).await?;
-        replies
-            .into_iter()
-            .map(|reply| stored(reply, read_block))
-            .collect()
     }
 }

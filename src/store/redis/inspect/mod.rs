@@ -31,7 +31,7 @@ use redis::{Cmd, FromRedisValue, RedisError, RedisResult, Value};
 
 use super::{
     RedisStore,
-    connection::within,
+    connection::{SingleServer, within},
     error::{code, store_error},
     key_names, milliseconds,
     value::read_slots,
@@ -53,7 +53,7 @@ pub use super::value::UnreadableValue;
 pub use blocks::StoredBlock;
 pub use decide::decide;
 pub use name::StoredName;
-pub use server::{Selection, Server};
+pub use server::Selection;
 pub use value::{Section, Step, StoredValue};
 
 /// The key of an identity of which you know only the stored hash: for `header=#5877…`, use the kind `header` and the
@@ -74,8 +74,10 @@ const TIMEOUT: Duration = Duration::from_secs(2);
 /// Reads the data of a store. Cheap to clone; made by [`RedisStore::inspector`].
 #[derive(Clone, Debug)]
 pub struct Inspector {
-    pub(super) store: RedisStore,
-    pub(super) timeout: Duration,
+    store: RedisStore,
+    timeout: Duration,
+    /// The one of several servers that it is about.
+    server: Option<SingleServer>,
 }
 
 impl RedisStore {
@@ -83,18 +85,15 @@ impl RedisStore {
     #[doc(hidden)]
     #[must_use]
     pub fn inspector(&self) -> Inspector {
-        Inspector::over(self)
+        Inspector {
+            store: self.clone(),
+            timeout: TIMEOUT,
+            server: None,
+        }
     }
 }
 
 impl Inspector {
-    pub(super) fn over(store: &RedisStore) -> Self {
-        Self {
-            store: store.clone(),
-            timeout: TIMEOUT,
-        }
-    }
-
     /// Sets the timeout of each reply, and of an attempt to connect. The default is two seconds.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
@@ -220,17 +219,17 @@ impl Inspector {
         self.in_time(self.store.labels_of_processes()).await
     }
 
-    /// The servers that keep keys: the server, or each primary of a cluster.
+    /// The servers that keep keys: the server, or each primary of a cluster; each inspector is about one of them.
     ///
     /// # Errors
     ///
     /// If a cluster cannot be reached.
-    pub async fn servers(&self) -> Result<Vec<Server>, StoreError> {
+    pub async fn servers(&self) -> Result<Vec<Self>, StoreError> {
         let servers = within(self.timeout, self.store.transports.servers()).await;
         let servers = servers.map_err(|error| store_error(&error))?.into_iter();
-        let server = |to| Server {
-            inspector: self.clone(),
-            to,
+        let server = |server| Self {
+            server: Some(server),
+            ..self.clone()
         };
         Ok(servers.map(server).collect())
     }
@@ -254,7 +253,10 @@ impl Inspector {
     }
 
     async fn send(&self, cmd: &Cmd, routing_key: &[u8]) -> RedisResult<Value> {
-        within(self.timeout, self.store.transports.send(cmd, routing_key)).await
+        match &self.server {
+            Some(server) => within(self.timeout, server.connection.send(cmd)).await,
+            None => within(self.timeout, self.store.transports.send(cmd, routing_key)).await,
+        }
     }
 }
 

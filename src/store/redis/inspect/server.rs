@@ -1,4 +1,4 @@
-//! [`Server`]: one server, with all its keys.
+//! Scans of one server, and reads of many keys.
 
 use redis::{Pipeline, RedisError, RedisResult, Value};
 
@@ -6,21 +6,14 @@ use super::{Inspector, StoredName, StoredResult, stored_at, unknown_to_proxies};
 use crate::{
     domain::{error::StoreError, key::Key},
     store::redis::{
-        connection::{SingleServer, within},
+        connection::within,
         error::{code, store_error},
-        milliseconds,
+        reports::send_all,
     },
 };
 
-/// One server that keeps keys: see [`Inspector::servers`].
-#[derive(Debug)]
-pub struct Server {
-    pub(super) inspector: Inspector,
-    pub(super) to: SingleServer,
-}
-
-/// Selects the keys for a [scan](Server::scan).
-#[derive(Clone, Debug)]
+/// Selects the keys for a [scan](Inspector::scan).
+#[derive(Clone, Debug, Default)]
 pub struct Selection {
     pattern: Vec<u8>,
     of_any_prefix: bool,
@@ -28,27 +21,21 @@ pub struct Selection {
     policy: Option<Box<str>>,
 }
 
-impl Selection {
-    const fn of_this_prefix(pattern: Vec<u8>) -> Self {
-        Self {
-            pattern,
-            of_any_prefix: false,
-            policy: None,
-        }
-    }
-}
-
 impl Inspector {
     /// All keys of the store, or those under the policy of this name.
     #[must_use]
     pub fn all(&self, policy: Option<&str>) -> Selection {
-        let Some(policy) = policy.filter(|policy| !policy.starts_with(['!', '*'])) else {
-            return Selection::of_this_prefix(self.store.names.pattern(None, policy));
-        };
-        let pattern = self.store.names.pattern(None, Some(&format!("{policy}*")));
-        Selection {
-            policy: Some(policy.into()),
-            ..Selection::of_this_prefix(pattern)
+        let names = &self.store.names;
+        match policy.filter(|policy| !policy.starts_with(['!', '*'])) {
+            None => Selection {
+                pattern: names.pattern(None, policy),
+                ..Selection::default()
+            },
+            Some(policy) => Selection {
+                pattern: names.pattern(None, Some(&format!("{policy}*"))),
+                policy: Some(policy.into()),
+                ..Selection::default()
+            },
         }
     }
 
@@ -65,35 +52,23 @@ impl Inspector {
         Selection {
             pattern: b"*:{*=*}:*".to_vec(),
             of_any_prefix: true,
-            policy: None,
+            ..Selection::default()
         }
     }
 
     /// The keys of one identity, under any policy.
     #[must_use]
     pub fn all_of(&self, key: &Key) -> Selection {
-        Selection::of_this_prefix(self.store.names.pattern(Some(key), None))
-    }
-}
-
-impl Server {
-    /// `HOST:PORT` of a cluster node; `None` for a single server.
-    #[must_use]
-    pub fn node_address(&self) -> Option<String> {
-        self.to.address.clone()
-    }
-
-    /// The server's time, in ms since the Unix epoch.
-    ///
-    /// # Errors
-    ///
-    /// If the server does not answer in time, or with an error. A proxy such as twemproxy closes the connection.
-    pub async fn now_ms(&self) -> Result<u64, StoreError> {
-        if let Some(now_ms) = self.inspector.store.set_now_ms() {
-            return Ok(now_ms);
+        Selection {
+            pattern: self.store.names.pattern(Some(key), None),
+            ..Selection::default()
         }
-        let now_ms = self.send(&redis::cmd("TIME")).await.and_then(milliseconds);
-        now_ms.map_err(|error| self.error(&error))
+    }
+
+    /// `HOST:PORT` of the cluster node that this is about; `None` for a single server.
+    #[must_use]
+    pub fn address(&self) -> Option<String> {
+        self.server.as_ref()?.address.clone()
     }
 
     /// How many keys the server keeps, including those of other applications.
@@ -102,9 +77,9 @@ impl Server {
     ///
     /// As [`now_ms`](Self::now_ms).
     pub async fn key_count(&self) -> Result<u64, StoreError> {
-        let count = self.send(&redis::cmd("DBSIZE")).await;
+        let count = self.send(&redis::cmd("DBSIZE"), b"").await;
         let count = count.and_then(|count| Ok(redis::from_redis_value(count)?));
-        count.map_err(|error| self.error(&error))
+        count.map_err(|error| unknown_to_proxies(&error, self.address().is_some()))
     }
 
     /// Scans about `count` keys, and returns the selected ones and a cursor for your next call. Use the cursor 0 for
@@ -127,10 +102,11 @@ impl Server {
             .arg(&selection.pattern)
             .arg("COUNT")
             .arg(count);
-        let found = self.send(&scan).await;
+        let found = self.send(&scan, b"").await;
         let found = found.and_then(|found| Ok(redis::from_redis_value(found)?));
-        let (next, found): (u64, Vec<Vec<u8>>) = found.map_err(|error| self.error(&error))?;
-        let names = &self.inspector.store.names;
+        let (next, found): (u64, Vec<Vec<u8>>) =
+            found.map_err(|error| unknown_to_proxies(&error, self.address().is_some()))?;
+        let names = &self.store.names;
         // The pattern also matches other keys, such as those of contributors.
         let found = found.into_iter().filter_map(|name| {
             let name = if selection.of_any_prefix {
@@ -144,13 +120,13 @@ impl Server {
         Ok((next, found.collect()))
     }
 
-    /// Reads these keys, in one pipeline. A key that has moved to another node of a cluster meanwhile has no value
-    /// here.
+    /// Reads these keys at the same time, of one server in one pipeline. A key that has moved to another node of a cluster
+    /// meanwhile has no value there.
     ///
     /// # Errors
     ///
-    /// If the server does not answer in time, or with an error that is not about a key.
-    pub async fn read(&self, names: &[StoredName]) -> Result<Vec<StoredResult>, StoreError> {
+    /// If a server does not answer in time, or with an error that is not about a key.
+    pub async fn read_all(&self, names: &[StoredName]) -> Result<Vec<StoredResult>, StoreError> {
         let replies = self.get_all(names).await?;
         let values = replies.into_iter().zip(names);
         values.map(|(value, name)| stored_at(name, value)).collect()
@@ -160,25 +136,24 @@ impl Server {
         &self,
         names: &[StoredName],
     ) -> Result<Vec<RedisResult<Value>>, StoreError> {
-        let mut gets = Pipeline::with_capacity(names.len());
-        for name in names {
-            gets.add_command(name.read_command());
+        let gets = names.iter().map(StoredName::read_command);
+        let Some(server) = &self.server else {
+            let gets = names.iter().map(|it| it.as_bytes().to_vec()).zip(gets);
+            let gets: Vec<_> = gets.collect();
+            let replies = send_all(&self.store.transports, &gets);
+            return self.in_time(async { Ok(replies.await) }).await;
+        };
+        let mut pipeline = Pipeline::with_capacity(names.len());
+        for get in gets {
+            pipeline.add_command(get);
         }
-        let replies = within(self.inspector.timeout, self.to.connection.send_all(&gets)).await;
+        let replies = within(self.timeout, server.connection.send_all(&pipeline)).await;
         let replies = replies.map_err(|error| store_error(&error))?.into_iter();
         let replies = replies.map(|reply| match reply {
             Err(error) if has_moved(&error) => Ok(Value::Nil),
             reply => reply,
         });
         Ok(replies.collect())
-    }
-
-    fn error(&self, error: &RedisError) -> StoreError {
-        unknown_to_proxies(error, self.to.address.is_some())
-    }
-
-    async fn send(&self, cmd: &redis::Cmd) -> RedisResult<Value> {
-        within(self.inspector.timeout, self.to.connection.send(cmd)).await
     }
 }
 

@@ -19,7 +19,7 @@ use crate::{
     },
     store::{
         CallFuture, StoreFuture,
-        redis::{RedisStore, error::store_error, inspect::Inspector, reports::look},
+        redis::{RedisStore, error::store_error, reports::look},
         sent::Sent,
     },
 };
@@ -67,7 +67,7 @@ impl RedisStore {
         &self,
         check: &Check,
     ) -> Result<Option<Blocked>, StoreError> {
-        let (inspector, mut latest) = (Inspector::over(self), None::<Blocked>);
+        let (inspector, mut latest) = (self.inspector(), None::<Blocked>);
         for key in check.keys().filter(|_| check.enforces_blocks()) {
             if let Some((block, _)) = inspector.block(key).await?? {
                 let look = self.check_one_slot(&look(key.clone())).await?;

@@ -1,11 +1,11 @@
 //! [`CallQueues`]: the shared calls of a store, in each runtime for a server, or for each slot of a cluster.
 
+use std::sync::Arc;
 #[cfg(feature = "cluster")]
 use std::{
     collections::HashMap,
     sync::{Mutex, PoisonError},
 };
-use std::{fmt, sync::Arc};
 
 #[cfg(feature = "cluster")]
 use redis::cluster_routing::Slot;
@@ -38,12 +38,6 @@ struct OfRuntime {
 
 #[cfg(feature = "cluster")]
 type BySlot = Mutex<HashMap<Slot, Arc<SharedCalls>>>;
-
-impl fmt::Debug for CallQueues {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("CallQueues")
-    }
-}
 
 impl CallQueues {
     pub(in crate::store::redis) fn new(store: RedisStore, in_flight: usize) -> Arc<Self> {

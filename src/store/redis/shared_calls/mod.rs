@@ -21,7 +21,6 @@ mod sync {
 }
 
 use std::{
-    fmt,
     sync::Arc,
     task::{Poll, Waker},
 };
@@ -52,12 +51,6 @@ pub(super) struct SharedCalls {
     routing_key: Box<[u8]>,
     queue: CallQueue<Request, SharedCall>,
     slab: Arc<Slab>,
-}
-
-impl fmt::Debug for SharedCalls {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("SharedCalls")
-    }
 }
 
 impl SharedCalls {

@@ -12,7 +12,7 @@
 //! no channel of its own; and no timer, since one keeper looks after all deadlines.
 
 use std::{
-    fmt, mem,
+    mem,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::PoisonError,
     task::{Poll, Waker},
@@ -91,12 +91,6 @@ pub(super) enum End<A> {
     Late {
         is_unsent: bool,
     },
-}
-
-impl<A> fmt::Debug for Slab<A> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Slab")
-    }
 }
 
 impl<A> Slab<A> {

@@ -143,7 +143,7 @@ impl TransactionStore {
         // The next in these lanes begins while this caller is answered.
         drop(taken);
         let _ = reply.send(replies);
-        if session.is_lost() {
+        if session.is_lost {
             let _ = session.renew(&self.pool).await; // else its next user does
         }
     }
@@ -157,7 +157,7 @@ impl TransactionStore {
     ) -> Result<Replies, StoreError> {
         let mut read = session.read(names).await;
         // The connection may have ended while it was idle, so try a new one.
-        if read.is_err() && session.is_lost() && session.has_time() {
+        if read.is_err() && session.is_lost && session.has_time() {
             session.renew(&self.pool).await?;
             read = session.read(names).await;
         }

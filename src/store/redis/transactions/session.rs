@@ -43,7 +43,7 @@ pub(super) struct Session {
     /// Whether a transaction may have begun on the server whose end was not confirmed.
     in_transaction: bool,
     /// Whether a new connection should replace this one.
-    is_lost: bool,
+    pub(super) is_lost: bool,
     /// Kept because a task may be dropped outside of any runtime.
     runtime: Handle,
 }
@@ -71,11 +71,6 @@ impl Session {
     /// Whether another attempt can end in time. Otherwise its outcome would hardly be known.
     pub(super) fn has_time(&self) -> bool {
         Instant::now() + TIMEOUT / 4 < self.end
-    }
-
-    /// Whether a new connection should replace this one.
-    pub(super) const fn is_lost(&self) -> bool {
-        self.is_lost
     }
 
     /// Reads these keys, and begins a transaction that fails if another client changes one of them. Returns the server's

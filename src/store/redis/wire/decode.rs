@@ -37,11 +37,6 @@ const OTHER_TIME: u8 = 4;
 const REFUSED: u8 = 5;
 const REFUSED_LATER: u8 = 6;
 
-/// The reply to a call that was not sent, since it has no keys.
-pub(in crate::store::redis) fn no_reply() -> Value {
-    Value::BulkString(vec![0; 6])
-}
-
 /// The script's answers to a call.
 #[derive(Debug)]
 pub(in crate::store::redis) struct Replies {
@@ -54,7 +49,7 @@ pub(in crate::store::redis) struct Replies {
     pub(in crate::store::redis) needs_another_connection: bool,
 }
 
-/// Reads the reply to these operations: one result for each, whatever the bytes are.
+/// Reads the reply to these operations: one result for each, whatever the bytes are. Operations without keys need none.
 pub(in crate::store::redis) fn read_replies(operations: &[Operation], reply: &Value) -> Replies {
     let bytes = match reply {
         Value::BulkString(bytes) => &bytes[..],
@@ -275,15 +270,15 @@ impl Reader<'_> {
         for charge in check.charges() {
             let (policy, first) = (charge.policy(), counts.len());
             match self.byte()? {
-                LONG => self.long_counts(policy, counts)?,
+                LONG => self.counts_of(policy, true, counts)?,
                 BRIEF => {
-                    self.brief_counts(policy, counts)?;
+                    self.counts_of(policy, false, counts)?;
                     if is_denied {
                         take_off(charge, &mut counts[first..]);
                     }
                 }
                 DENIED => {
-                    self.brief_counts(policy, counts)?;
+                    self.counts_of(policy, false, counts)?;
                     for (count, rule) in counts[first..].iter_mut().zip(policy.rules()) {
                         let room = rule.limit().checked_sub(charge.cost());
                         if room.is_none_or(|room| count.used > room) {
@@ -297,33 +292,23 @@ impl Reader<'_> {
         Ok(())
     }
 
-    fn long_counts(&mut self, policy: &Policy, counts: &mut Counts) -> Result<(), StoreError> {
-        for _ in policy.rules() {
+    fn counts_of(
+        &mut self,
+        policy: &Policy,
+        is_long: bool,
+        counts: &mut Counts,
+    ) -> Result<(), StoreError> {
+        for rule in policy.rules() {
+            let used = self.number(7)?;
+            let [newest_end_ms, fits_at_ms] = match rule.refill() {
+                _ if is_long => [self.number(6)?, self.number(6)?],
+                Some(_) => [self.now_ms, 0],
+                None => [rule.step_end_ms(self.now_ms), 0],
+            };
             counts.push(Count {
-                used: self.number(7)?,
-                newest_end_ms: self.number(6)?,
-                fits_at_ms: self.number(6)?,
-            });
-        }
-        Ok(())
-    }
-
-    fn brief_counts(&mut self, policy: &Policy, counts: &mut Counts) -> Result<(), StoreError> {
-        let rules = policy.rules();
-        let Some((numbers, rest)) = self.bytes.split_at_checked(7 * rules.len()) else {
-            return Err(self.garbled());
-        };
-        self.bytes = rest;
-        for (rule, mut used) in rules.iter().zip(numbers.chunks_exact(7)) {
-            let is_bucket = rule.refill().is_some();
-            counts.push(Count {
-                used: number(&mut used, 7).unwrap_or_default(),
-                newest_end_ms: if is_bucket {
-                    self.now_ms
-                } else {
-                    rule.step_end_ms(self.now_ms)
-                },
-                fits_at_ms: 0,
+                used,
+                newest_end_ms,
+                fits_at_ms,
             });
         }
         Ok(())

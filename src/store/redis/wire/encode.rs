@@ -62,8 +62,6 @@ const TIME_FOLLOWS: u8 = 128;
 #[derive(Debug)]
 pub(in crate::store::redis) struct Call {
     by_hash: Cmd,
-    bytes: Vec<u8>,
-    first_key: Option<Range<usize>>,
 }
 
 /// The places of strings in the bytes of a call. Most calls have few.
@@ -123,20 +121,20 @@ impl Call {
         for operation in operations {
             writer.push(operation);
         }
-        if let Some(now_ms) = clock {
+        if let Some(now_ms) = clock.filter(|_| !writer.keys.is_empty()) {
             push_number(&mut writer.bytes, now_ms, 6);
             writer.end_arg();
         }
-        Self {
-            by_hash: writer.cmd(),
-            first_key: writer.keys.first().cloned(),
-            bytes: writer.bytes,
-        }
+        let by_hash = writer.cmd();
+        Self { by_hash }
     }
 
     /// The key that says where the call belongs in a cluster; `None` when there is nothing to send.
     pub(in crate::store::redis) fn routing_key(&self) -> Option<&[u8]> {
-        Some(&self.bytes[self.first_key.clone()?])
+        match self.by_hash.args_iter().nth(3)? {
+            Arg::Simple(key) => Some(key),
+            _ => None,
+        }
     }
 
     /// The call by the script's hash, which a server that has not seen the script answers with `NOSCRIPT`.
@@ -196,7 +194,7 @@ impl<'a> Writer<'a> {
             Operation::Return(slots) => self.push_slots(RETURN, slots),
             Operation::Reset { policy, key } => {
                 self.push_charge(policy, key);
-                self.push_nothing(Head::of(RESET));
+                self.push_nothing();
             }
             Operation::Block { key, request } => self.push_block(key, request),
             Operation::Ban {
@@ -252,16 +250,12 @@ impl<'a> Writer<'a> {
                 self.push_start(charge.key());
                 self.names.write_policy(&mut self.bytes, charge.policy());
                 self.end_key();
-                let head = Head {
-                    action: action + joined(place),
-                    count: count.into(),
-                    units: charge.cost(),
-                    block_count,
-                };
+                let action = action + joined(place);
+                self.push_head(action, count.into(), charge.cost(), block_count);
                 let charge_at = move |check: &'a Check| &check.all_charges()[first + place];
                 let ids = (0..most_admitted(charge, count))
                     .flat_map(move |check| charge_at(nth(check)).slots());
-                self.push_task(head, charge.policy(), ids.map(SlotId::to_bytes));
+                self.push_policy(charge.policy(), ids.map(SlotId::to_bytes));
             }
             block_count = 0;
         }
@@ -278,34 +272,27 @@ impl<'a> Writer<'a> {
                 let [a, b, c, d, e, f, ..] = settlement.end_ms(rule).to_le_bytes();
                 [a, b, c, d, e, f]
             });
-            let head = Head {
-                count: 1,
-                units,
-                ..Head::of(action)
-            };
-            self.push_task(head, charge.policy(), steps);
+            self.push_head(action, 1, units, 0);
+            self.push_policy(charge.policy(), steps);
         }
     }
 
     fn push_slots(&mut self, action: u8, slots: &'a Slots) {
         let charge = slots.charge();
         self.push_charge(charge.policy(), charge.key());
-        let head = Head {
-            count: slots.ids().len(),
-            ..Head::of(action)
-        };
+        self.push_head(action, slots.ids().len(), 0, 0);
         let ids = slots.ids().iter().map(|id| id.to_bytes());
-        self.push_task(head, charge.policy(), ids);
+        self.push_policy(charge.policy(), ids);
     }
 
     fn push_reset(&mut self, policy: &str, key: &Key) {
         self.push_key(policy, key);
-        self.push_nothing(Head::of(RESET));
+        self.push_nothing();
     }
 
-    /// A task without a policy.
-    fn push_nothing(&mut self, head: Head) {
-        self.push_head(head);
+    /// A reset, which has no policy.
+    fn push_nothing(&mut self) {
+        self.push_head(RESET, 0, 0, 0);
         self.bytes.extend([0; 3]);
         self.end_arg();
     }
@@ -316,14 +303,9 @@ impl<'a> Writer<'a> {
             UntilMs::At(ms) => (BLOCK_UNTIL, ms),
         };
         self.push_key(BLOCKS, key);
-        self.push_head(Head {
-            units: ms,
-            ..Head::of(action)
-        });
-        let arg = &mut self.bytes;
-        let (policy, rules, times_ms) = ([0, 0], 0, request.times_ms());
-        arg.extend(policy);
-        arg.push(rules);
+        self.push_head(action, 0, ms, 0);
+        let (arg, times_ms) = (&mut self.bytes, request.times_ms());
+        arg.extend([0; 3]); // no policy
         push_number(arg, times_ms.len() as u64, 1);
         for time_ms in times_ms {
             push_number(arg, *time_ms, 6);
@@ -337,10 +319,7 @@ impl<'a> Writer<'a> {
     fn push_ban(&mut self, key: &Key, strikes: &Rule, request: &BlockRequest) {
         self.push_block(key, request);
         self.push_key(STRIKES, key);
-        self.push_head(Head {
-            count: request.keeps_strikes().into(),
-            ..Head::of(RESET + JOINED)
-        });
+        self.push_head(RESET + JOINED, request.keeps_strikes().into(), 0, 0);
         self.bytes.extend([0; 2]);
         self.bytes.extend(encode(slice::from_ref(strikes)));
         self.end_arg();
@@ -356,84 +335,50 @@ impl<'a> Writer<'a> {
         self.end_key();
     }
 
-    fn push_head(&mut self, head: Head) {
+    /// The first fields of an argument. `units` are the time of a block in ms; `blocks` is how many keys of blocks are read.
+    fn push_head(&mut self, action: u8, count: usize, units: u64, blocks: u8) {
         let mut bytes = [0; 14];
         bytes[0] = self.version;
-        bytes[1] = head.action;
-        bytes[2..6].copy_from_slice(&(head.count as u64).to_le_bytes()[..4]);
-        bytes[6..13].copy_from_slice(&head.units.to_le_bytes()[..7]);
-        bytes[13] = head.block_count;
+        bytes[1] = action;
+        bytes[2..6].copy_from_slice(&(count as u64).to_le_bytes()[..4]);
+        bytes[6..13].copy_from_slice(&units.to_le_bytes()[..7]);
+        bytes[13] = blocks;
         self.bytes.extend_from_slice(&bytes);
     }
 
-    /// `tail` follows the policy: the ends of the charged steps, or the ids of slots.
-    fn push_task<const SIZE: usize>(
+    /// Sends a policy with this part, or names the earlier part that has an equal one. `tail` follows it: the ends of the
+    /// charged steps, or the ids of slots.
+    fn push_policy<const SIZE: usize>(
         &mut self,
-        head: Head,
         policy: &'a Policy,
         tail: impl IntoIterator<Item = [u8; SIZE]>,
     ) {
-        self.push_head(head);
-        self.push_policy_once(policy);
-        for bytes in tail {
-            self.bytes.extend_from_slice(&bytes);
-        }
-        self.end_arg();
-    }
-
-    /// Sends a policy with this part, or names the earlier part that has an equal one.
-    fn push_policy_once(&mut self, policy: &'a Policy) {
         let mut policies = self.policies.iter();
         let rules = policy.rules();
         let is_same = |other: &Policy| ptr::eq(other.rules(), rules) || other.rules() == rules;
         let same = policies.find(|(_, other)| is_same(other));
         let earlier = same.map_or(0, |(part, _)| *part); // 0: this part has the policy
         push_number(&mut self.bytes, earlier.into(), 2);
-        if earlier > 0 {
-            return;
-        }
-        push_policy(&mut self.bytes, policy, self.near_ms);
-        if let Ok(part) = u16::try_from(self.args.len() + 1) {
-            if self.policies.len() == POLICIES {
-                self.policies.remove(0);
+        if earlier == 0 {
+            push_policy(&mut self.bytes, policy, self.near_ms);
+            if let Ok(part) = u16::try_from(self.args.len() + 1) {
+                if self.policies.len() == POLICIES {
+                    self.policies.remove(0);
+                }
+                self.policies.push((part, policy));
             }
-            self.policies.push((part, policy));
         }
-    }
-}
-
-/// The first fields of an argument, behind the version.
-#[derive(Clone, Copy)]
-struct Head {
-    action: u8,
-    count: usize,
-    /// For a block, its time in ms.
-    units: u64,
-    /// How many keys of blocks are read.
-    block_count: u8,
-}
-
-impl Head {
-    const fn of(action: u8) -> Self {
-        Self {
-            action,
-            count: 0,
-            units: 0,
-            block_count: 0,
+        for bytes in tail {
+            self.bytes.extend_from_slice(&bytes);
         }
+        self.end_arg();
     }
 }
 
 /// How many of `count` checks with this charge can be admitted while no slot is held; 0 if it takes none.
 fn most_admitted(charge: &Charge, count: u16) -> u16 {
     let rule = charge.policy().rules().first();
-    let limit = rule.map_or(0, |rule| {
-        if rule.is_concurrency() {
-            rule.limit()
-        } else {
-            0
-        }
-    });
+    let limit = rule.filter(|it| it.is_concurrency()).map_or(0, Rule::limit);
     let fitting = limit.checked_div(charge.cost()).unwrap_or(0);
     u16::try_from(fitting).unwrap_or(u16::MAX).min(count)
 }
