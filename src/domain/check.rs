@@ -49,8 +49,8 @@ struct Inner {
     all: SmallVec<[Charge; 1]>,
     /// How many charges count and have rules.
     ruled: usize,
-    /// How many charges count, looks for blocks among them.
-    counting: usize,
+    /// How many charges are those of shadows.
+    shadows: usize,
     enforces_blocks: bool,
     /// The bits of [`wanted`](crate::domain::wanted) that the charges set.
     wanted: u8,
@@ -75,7 +75,7 @@ impl Check {
     /// At the end, an identity that is only looked up for blocks has a charge of 0 under a policy without rules.
     #[must_use]
     pub fn charges(&self) -> &[Charge] {
-        &self.inner.all[..self.inner.counting]
+        self.inner.counting()
     }
 
     /// Returns the charges that count, without the looks for blocks.
@@ -85,13 +85,13 @@ impl Check {
 
     /// Returns whether no charge counts and no identity is looked up.
     pub(crate) fn is_of_shadows(&self) -> bool {
-        self.inner.counting == 0
+        self.charges().is_empty()
     }
 
     /// Returns the charges of shadows, in order of first appearance.
     #[must_use]
     pub fn shadow_charges(&self) -> &[Charge] {
-        &self.inner.all[self.inner.counting..]
+        &self.inner.all[self.charges().len()..]
     }
 
     /// Returns the charges that count, then those of shadows.
@@ -142,7 +142,7 @@ impl Check {
     pub(crate) fn with_policies(&self, policy: impl Fn(&Policy) -> Policy) -> Self {
         let all = self.all_charges().iter();
         let all = all.map(|charge| charge.with_policy(&policy(charge.policy())));
-        Self::of(all, self.inner.counting).enforce_blocks(self.enforces_blocks())
+        Self::of(all, self.charges().len()).enforce_blocks(self.enforces_blocks())
     }
 
     /// Returns the same check, which takes other slots.
@@ -175,7 +175,7 @@ impl Check {
     pub(crate) fn is_identical(&self, other: &Self) -> bool {
         let (one, other) = (&*self.inner, &*other.inner);
         one.enforces_blocks == other.enforces_blocks
-            && one.counting == other.counting
+            && one.shadows == other.shadows
             && one.all == other.all
     }
 
@@ -260,7 +260,7 @@ impl Check {
         let counting = counting.min(all.len());
         let inner = Inner {
             ruled: ruled(&all[..counting]),
-            counting,
+            shadows: all.len() - counting,
             enforces_blocks: false,
             wanted: all.iter().fold(0, |wanted, it| wanted | it.wanted()),
             seen_by: 0,
@@ -280,12 +280,9 @@ fn ruled(counting: &[Charge]) -> usize {
 /// A check that is being built, where it stays.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CheckBuilder {
-    /// `None` while there is nothing to decide.
+    /// With charges in the order in which they were added. `None` while there is nothing to decide.
     check: Option<Arc<Inner>>,
     enforces_blocks: bool,
-    /// The numbers of charges of shadows, and of looks for blocks.
-    shadows: usize,
-    looks: usize,
 }
 
 impl CheckBuilder {
@@ -293,7 +290,7 @@ impl CheckBuilder {
     pub(crate) fn enforcing(enforces_blocks: bool) -> Self {
         Self {
             enforces_blocks,
-            ..Self::default()
+            check: None,
         }
     }
 
@@ -321,15 +318,13 @@ impl CheckBuilder {
 
     /// Adds a charge. Fails as [`Check::new`] does.
     pub(crate) fn add(&mut self, charge: Charge) -> Result<(), StoreError> {
-        let (is_shadow, shadows) = (charge.policy().is_shadow(), self.shadows);
         let check = self.check();
-        let is_first = check.ruled + shadows == 0;
-        check.wanted |= charge.wanted();
         let seen_by = charge.seen_by();
-        check.seen_by = match is_first || check.seen_by == seen_by {
+        check.seen_by = match check.ruled + check.shadows == 0 || check.seen_by == seen_by {
             true => seen_by,
             false => 0,
         };
+        check.wanted |= charge.wanted();
         // A store counts a key under a policy once, so equal charges must be one charge.
         if let Some(twin) = check.all.iter_mut().find(|it| it.is_twin_of(&charge)) {
             if !twin.policy().is_same(charge.policy()) {
@@ -340,38 +335,36 @@ impl CheckBuilder {
             *twin = twin.with_cost(twin.cost() + charge.cost());
             return slots_are_few(twin);
         }
-        let count = if is_shadow { shadows } else { check.ruled };
-        if count >= MAX_CHARGES {
+        let count = match charge.policy().is_shadow() {
+            true => &mut check.shadows,
+            false => &mut check.ruled,
+        };
+        if *count >= MAX_CHARGES {
             return Err(StoreError::invalid_request(
                 "a check has more than 64 charges",
             ));
         }
         slots_are_few(&charge)?;
+        *count += 1;
         check.enforces_blocks |= charge.policy().bans();
         check.all.push(charge);
-        check.ruled += usize::from(!is_shadow);
-        check.counting += usize::from(!is_shadow);
-        self.shadows += usize::from(is_shadow);
         Ok(())
     }
 
     /// Adds an identity whose block denies the check: a charge of 0 under a policy without rules. Fails if there are more
     /// than 64.
     pub(crate) fn look_up(&mut self, key: Key) -> Result<(), StoreError> {
-        let (look, looks) = (Charge::look(key), self.looks);
-        let check = self.check();
+        let (check, look) = (self.check(), Charge::look(key));
         check.enforces_blocks = true;
         if check.all.iter().any(|it| it.is_twin_of(&look)) {
             return Ok(());
         }
-        if looks >= MAX_CHARGES {
+        if check.counting().len() - check.ruled >= MAX_CHARGES {
             return Err(StoreError::invalid_request(
                 "a check looks up blocks of more than 64 identities",
             ));
         }
         check.all.push(look);
-        check.counting += 1;
-        self.looks += 1;
         Ok(())
     }
 
@@ -383,29 +376,34 @@ impl CheckBuilder {
     /// Returns the check; `None` if there is nothing to decide.
     pub(crate) fn build(self) -> Option<Check> {
         let mut inner = self.check?;
-        if self.shadows + self.looks > 0 {
-            Arc::make_mut(&mut inner).put_in_order(self.shadows);
+        if inner.ruled < inner.all.len() {
+            Arc::make_mut(&mut inner).put_in_order();
         }
         let check = Check { inner };
-        let chooses_slots = check.all_charges().iter().any(Charge::chooses_slots);
-        Some(match chooses_slots {
-            true => check.with_new_slots(),
-            false => check,
-        })
+        Some(
+            match check.all_charges().iter().any(Charge::chooses_slots) {
+                true => check.with_new_slots(),
+                false => check,
+            },
+        )
     }
 }
 
 impl Inner {
+    /// The charges that count, looks for blocks among them.
+    fn counting(&self) -> &[Charge] {
+        &self.all[..self.all.len() - self.shadows]
+    }
+
     /// Puts looks behind the charges that count, and shadows behind both. The store looks up the blocks of an identity that
     /// is charged together with the charge.
-    fn put_in_order(&mut self, shadows: usize) {
+    fn put_in_order(&mut self) {
         let place = |it: &Charge| (it.policy().is_shadow(), it.is_look());
         self.all.sort_by_key(place);
         let charged = self.all[..self.ruled].iter().map(|it| it.key().clone());
         let charged: SmallVec<[Key; 2]> = charged.collect();
         self.all
             .retain(|it| !it.is_look() || !charged.contains(it.key()));
-        self.counting = self.all.len() - shadows;
     }
 }
 

@@ -51,8 +51,7 @@ pub(super) enum To<'a> {
 
 /// A store call, which is ready or has to wait.
 pub(super) enum Calling<T> {
-    /// `None` after you took the answer.
-    Ready(Option<Answer<T>>),
+    Ready(Answer<T>),
     Waits(Call<T>),
 }
 
@@ -114,17 +113,11 @@ impl Caller {
         let (store, permit) = match to {
             To::Local(store) => (store, None),
             To::StoreFor(Duration::ZERO) => {
-                return Calling::Ready(Some(Answer {
-                    result: Err(TIMED_OUT.unsent_if(true)),
-                    timing: self.start().map(Timing::since),
-                }));
+                return self.uncalled(TIMED_OUT.unsent_if(true));
             }
             To::Store | To::StoreFor(_) => match self.breaker.permit() {
                 None => {
-                    return Calling::Ready(Some(Answer {
-                        result: Err(circuit_open()),
-                        timing: self.start().map(Timing::since),
-                    }));
+                    return self.uncalled(circuit_open());
                 }
                 permit => (&*self.store, permit),
             },
@@ -136,7 +129,7 @@ impl Caller {
         // An answer that is ready needs neither a timer nor a task.
         if let Some(result) = answer.take_ready() {
             let timing = self.note(&result, permit, start);
-            return Calling::Ready(Some(Answer { result, timing }));
+            return Calling::Ready(Answer { result, timing });
         }
         let timeout = match to {
             To::StoreFor(timeout) => timeout,
@@ -156,6 +149,14 @@ impl Caller {
         })
     }
 
+    #[cold]
+    fn uncalled<T>(&self, error: StoreError) -> Calling<T> {
+        Calling::Ready(Answer {
+            result: Err(error),
+            timing: self.start().map(Timing::since),
+        })
+    }
+
     /// Makes a call that no request waits for, and reports its end.
     pub(super) async fn ask<T: StoreAnswer>(
         self: &Arc<Self>,
@@ -164,7 +165,10 @@ impl Caller {
         begin: impl FnOnce(&dyn Store) -> StoreFuture<T>,
     ) -> Result<T, StoreError> {
         let local = matches!(to, To::Local(_));
-        let Answer { result, timing } = self.call(to, || info, begin).await;
+        let Answer { result, timing } = match self.call(to, || info, begin) {
+            Calling::Ready(answer) => answer,
+            Calling::Waits(call) => call.await,
+        };
         match &result {
             Ok(_) => self.events.completion(info, local, timing),
             Err(error) => self
@@ -241,49 +245,39 @@ impl<T: Send + 'static> StoreAnswer for Vec<Result<T, StoreError>> {
 }
 
 impl<T> Calling<T> {
-    /// Takes the answer if it is ready.
-    pub(super) const fn take_ready(&mut self) -> Option<Answer<T>> {
+    pub(super) fn ready(self) -> Option<Answer<T>> {
         match self {
-            Self::Ready(answer) => answer.take(),
+            Self::Ready(answer) => Some(answer),
             Self::Waits(_) => None,
-        }
-    }
-
-    /// Leaves the call.
-    pub(super) fn leave(&mut self) -> Left<T> {
-        match self {
-            Self::Waits(call) if !call.has_panicked => call.answer.leave(),
-            _ => Left::Answered,
         }
     }
 }
 
-impl<T> Unpin for Calling<T> {}
+impl<T> Call<T> {
+    /// Leaves the call.
+    pub(super) fn leave(&mut self) -> Left<T> {
+        match self.has_panicked {
+            false => self.answer.leave(),
+            true => Left::Answered,
+        }
+    }
+}
 
-impl<T: StoreAnswer> Future for Calling<T> {
+impl<T> Unpin for Call<T> {}
+
+impl<T: StoreAnswer> Future for Call<T> {
     type Output = Answer<T>;
 
-    /// # Panics
-    ///
-    /// When polled again after it returned the answer.
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Answer<T>> {
-        match &mut *self {
-            Self::Ready(answer) => match answer.take() {
-                Some(answer) => Poll::Ready(answer),
-                None => panic!("polled after completion"),
-            },
-            Self::Waits(call) => {
-                call.has_panicked = true;
-                let answer = call.poll(cx);
-                call.has_panicked = false;
-                answer
-            }
-        }
+        self.has_panicked = true;
+        let answer = self.poll_answer(cx);
+        self.has_panicked = false;
+        answer
     }
 }
 
 impl<T: StoreAnswer> Call<T> {
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Answer<T>> {
+    fn poll_answer(&mut self, cx: &mut Context<'_>) -> Poll<Answer<T>> {
         let answer = &mut self.answer;
         let result = match in_scope(&mut self.scope, || Pin::new(&mut *answer).poll(cx)) {
             Poll::Ready(result) => result,

@@ -9,7 +9,7 @@ use std::{
 
 use super::{
     Limiter, Resolution,
-    caller::{Answer, Calling, To},
+    caller::{Answer, Call, Calling, To},
     near_limit,
     refusals::{KnownBefore, Question},
     resolution::is_open,
@@ -27,7 +27,7 @@ use crate::{
         wanted::{BY_ADMISSIONS, BY_DENIALS, COUNTS, NOTICES, OUTAGE, UNSEEN},
     },
     observe::{CallInfo, CallKind, Timing},
-    store::{Left, StoreFuture, maybe_ready::MaybeReady},
+    store::{Left, Store, StoreFuture, maybe_ready::MaybeReady},
 };
 
 /// The state of the limiter when a call begins.
@@ -78,7 +78,7 @@ struct Deciding {
     limiter: Limiter,
     kind: CallKind,
     check: Check,
-    call: Calling<Decision>,
+    call: Call<Decision>,
     /// `None` after the answer.
     asked: Option<Asked>,
 }
@@ -213,35 +213,48 @@ impl Limiter {
             question: None,
             ask,
         };
-        let (mut to, mut repeated) = (ask.to(), None);
-        if inner.caches_denials {
-            match refusals.recall(&check, &inner.denial_clock) {
-                Ok(denial) => {
-                    to = To::Local(&inner.fallback.local.store);
-                    repeated = Some(denial);
-                }
-                Err(question) => asked.question = question.map(Box::new),
-            }
-        }
         // From before the call: a slot may be released so long after.
         if check.takes_slots() {
             asked.slots = Some(Box::new(Unanswered::new(self, &check)));
         }
         let info = || CallInfo::new(kind, &check);
-        let mut call = inner.caller.call(to, info, |store| match repeated {
-            Some(denial) => StoreFuture::ready(Ok(denial)),
-            None => store.check(&check),
-        });
-        if let Some(answer) = call.take_ready() {
-            return MaybeReady::ready(self.resolve(kind, &check, answer, asked, None));
+        let call = match self.repeat(kind, &check, &mut asked) {
+            Some(answer) => Calling::Ready(answer),
+            None => inner
+                .caller
+                .call(ask.to(), info, |store| store.check(&check)),
+        };
+        match call {
+            Calling::Ready(answer) => {
+                MaybeReady::ready(self.resolve(kind, &check, answer, asked, None))
+            }
+            Calling::Waits(call) => MaybeReady::pending(Deciding {
+                limiter: self.clone(),
+                kind,
+                check,
+                call,
+                asked: Some(asked),
+            }),
         }
-        MaybeReady::pending(Deciding {
-            limiter: self.clone(),
-            kind,
-            check,
-            call,
-            asked: Some(asked),
-        })
+    }
+
+    /// Answers with a remembered denial.
+    fn repeat(&self, kind: CallKind, check: &Check, asked: &mut Asked) -> Option<Answer<Decision>> {
+        let (inner, info) = (&self.inner, || CallInfo::new(kind, check));
+        if !inner.caches_denials {
+            return None;
+        }
+        match inner.memory.refusals.recall(check, &inner.denial_clock) {
+            Ok(denial) => {
+                let memory = To::Local(&inner.fallback.local.store);
+                let answer = |_: &dyn Store| StoreFuture::ready(Ok(denial));
+                inner.caller.call(memory, info, answer).ready()
+            }
+            Err(question) => {
+                asked.question = question.map(Box::new);
+                None
+            }
+        }
     }
 
     /// Turns the answer of a call into a resolution. `late` is the rest of a wait whose answer may still come.
@@ -317,7 +330,7 @@ impl Limiter {
     /// One word, which says whether anything is wanted of a decision: mostly nothing is.
     fn wanted(&self, check: &Check, decision: &Decision) -> u8 {
         let inner = &self.inner;
-        let number = inner.jobs.reporter.0.policies.number(inner.publishes);
+        let number = inner.jobs.reports.policies.number(inner.publishes);
         let mask = match decision {
             Decision::Allowed(_) => BY_ADMISSIONS,
             Decision::Denied(_) | Decision::Blocked(_) => BY_DENIALS,
@@ -343,7 +356,7 @@ impl Limiter {
             inner.fallback.decides_again();
         }
         if wanted & UNSEEN != 0 {
-            let (reports, failure) = (&inner.jobs.reporter.0, inner.fallback.policy);
+            let (reports, failure) = (&inner.jobs.reports, inner.fallback.policy);
             if reports.policies.note(check, failure, inner.publishes) {
                 reports.ensure_running();
             }
@@ -364,26 +377,37 @@ impl Limiter {
         check: &Check,
         timing: Option<Timing>,
     ) {
-        if check.has_contributors() {
-            self.inner.jobs.reporter.0.contribute(decision, check);
+        let admitted = match decision {
+            Decision::Allowed(usage) => Some(usage),
+            _ => None,
+        };
+        if let Some(usage) = admitted.filter(|_| check.has_contributors()) {
+            self.inner.jobs.reports.contribute(usage);
         }
         self.events().decision(kind, decision, check, timing);
-        if kind == CallKind::Check
-            && self.inner.wanted & NOTICES != 0
-            && let Decision::Allowed(usage) = decision
-        {
+        let is_noticed = kind == CallKind::Check && self.inner.wanted & NOTICES != 0;
+        if let Some(usage) = admitted.filter(|_| is_noticed) {
             near_limit::notice(usage, self.inner.notice_percent, self.events());
         }
     }
 
+    /// Decides by several asks, of which the last answer alone is one to the request.
+    pub(super) async fn ask_often(&self, asks: impl Future<Output = Resolution>) -> Resolution {
+        let resolution = asks.await;
+        if let Resolution::Decided(decision) = &resolution {
+            self.count_refusal(decision);
+        }
+        resolution
+    }
+
     /// Counts the denial that ends a request, which may also be a strike.
-    pub(super) fn count_refusal(&self, decision: &Decision) {
+    fn count_refusal(&self, decision: &Decision) {
         let inner = &self.inner;
         if decision.usage().check().bans() {
             inner.jobs.strikes.count(decision, &inner.caller);
         }
         if inner.wanted & COUNTS != 0 {
-            inner.jobs.reporter.0.count(decision);
+            inner.jobs.reports.count(decision);
         }
     }
 }

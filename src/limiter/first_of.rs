@@ -113,7 +113,7 @@ impl Limiter {
             max_wait,
             is_local: false,
         };
-        tries.decide().await
+        self.ask_often(tries.decide()).await
     }
 }
 
@@ -131,9 +131,7 @@ impl Tries<'_> {
         }
         match resolution {
             Resolution::Decided(decision) => {
-                let decision = self.conclude(decision, check).await;
-                self.limiter.count_refusal(&decision);
-                Resolution::Decided(decision)
+                Resolution::Decided(self.conclude(decision, check).await)
             }
             undecided => undecided,
         }

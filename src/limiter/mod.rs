@@ -109,9 +109,15 @@ struct Memory {
 /// The work of the clones of a limiter that no request waits for.
 struct Jobs {
     background: Arc<BackRoom>,
-    reporter: reporter::Reporter,
+    reports: Arc<reporter::Reports>,
     strikes: Arc<bans::StrikeQueue>,
     keeper: Arc<slots::Keeper>,
+}
+
+impl Drop for Jobs {
+    fn drop(&mut self) {
+        self.reports.flush_rest();
+    }
 }
 
 impl Inner {
@@ -136,7 +142,7 @@ impl Limiter {
         let memory = Memory::default();
         let strikes = bans::StrikeQueue::new(&memory.refusals, &background);
         let jobs = Jobs {
-            reporter: reporter::Reporter::new(store.clone(), &background),
+            reports: Arc::new(reporter::Reports::new(store.clone(), &background)),
             keeper: Arc::new(slots::Keeper::new(&background)),
             background,
             strikes: Arc::new(strikes),
@@ -302,7 +308,7 @@ impl Limiter {
     /// without spaces; other characters are left out. The last call holds for the limiter and its clones.
     #[must_use]
     pub fn process_label(self, label: Option<&str>) -> Self {
-        self.inner.jobs.reporter.0.policies.set_label(label);
+        self.inner.jobs.reports.policies.set_label(label);
         self
     }
 
@@ -522,7 +528,7 @@ impl Limiter {
         charges: &[Charge],
         account: Account,
     ) -> Result<Vec<Ranking>, StoreError> {
-        let reports = Arc::clone(&self.inner.jobs.reporter.0);
+        let reports = Arc::clone(&self.inner.jobs.reports);
         let begin = |_: &dyn Store| {
             StoreFuture::pending(async move {
                 reports.flush_account(&account).await?;
@@ -541,7 +547,7 @@ impl Limiter {
     #[cfg(feature = "manual-clock")]
     #[doc(hidden)]
     pub async fn policies_published(&self) -> Result<(), StoreError> {
-        let reports = &self.inner.jobs.reporter.0;
+        let reports = &self.inner.jobs.reports;
         reports.policies.publish(&*reports.store).await
     }
 }

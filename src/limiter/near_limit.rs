@@ -3,7 +3,7 @@
 use super::events::Events;
 use crate::{
     domain::{
-        decision::{Decision, PolicyUsage, RuleUsage, Usage},
+        decision::{PolicyUsage, RuleUsage, Usage},
         rule::millis,
     },
     observe::Event,
@@ -17,19 +17,10 @@ pub(super) const NO_PERCENT: u8 = 100;
 
 /// Gives notice of the policies of an admission or a settlement, and of its shadows, of which this share is used.
 pub(super) fn notice(usage: &Usage, percent: u8, events: &Events) {
-    notice_alone(usage, percent, events);
-    if let Some(Decision::Allowed(shadow)) = usage.shadow() {
-        notice_alone(shadow, percent, events);
-    }
-}
-
-fn notice_alone(usage: &Usage, percent: u8, events: &Events) {
     // This process's memory has counted a part of the requests only.
-    if usage.is_local() {
-        return;
-    }
-    let now_ms = usage.decided_at_ms();
-    for of_policy in usage.policies() {
+    let parts = usage.admitted_parts().filter(|part| !part.is_local());
+    let policies = parts.flat_map(|part| part.policies().map(|it| (it, part.decided_at_ms())));
+    for (of_policy, now_ms) in policies {
         let Some(rule) = nearest(of_policy, percent) else {
             continue;
         };

@@ -66,30 +66,14 @@ struct Known {
     policies: HashMap<Policy, Noted>,
     /// Whether a policy of another name was charged when there was no room.
     lacks_some: bool,
-    label: Label,
+    /// How this process is called beside the number in the ids of its slots; `None` for the host and the id.
+    label: Option<Option<Box<str>>>,
     /// Seconds until the next publication.
     due_in: u64,
     /// Seconds from the next failure to the publication after it.
     retry_in: u64,
     /// How often the store had connected again at the last publication; `None` before the first.
     reconnects: Option<u64>,
-}
-
-/// How this process is called beside the number in the ids of its slots.
-enum Label {
-    HostAndId,
-    Own(Box<str>),
-    None,
-}
-
-impl Label {
-    fn text(&self) -> Option<Box<str>> {
-        match self {
-            Self::HostAndId => Some(default_label()),
-            Self::Own(label) => Some(label.clone()),
-            Self::None => None,
-        }
-    }
 }
 
 #[derive(Default)]
@@ -180,7 +164,7 @@ impl Default for Publisher {
             known: Mutex::new(Known {
                 policies: HashMap::new(),
                 lacks_some: false,
-                label: Label::HostAndId,
+                label: None,
                 due_in: DELAY,
                 retry_in: RETRY,
                 reconnects: None,
@@ -193,7 +177,7 @@ impl Default for Publisher {
 
 impl Publisher {
     pub(super) fn set_label(&self, label: Option<&str>) {
-        self.lock().label = label.map_or(Label::None, |label| Label::Own(label.into()));
+        self.lock().label = Some(label.map(Into::into));
     }
 
     /// The number with which a clone marks policies that it has seen.
@@ -308,7 +292,8 @@ impl Publisher {
         self.number.store(next_number(), Relaxed);
         PublishedPolicy::note_shared_names(&mut used);
         if used.iter().any(|it| it.policy().is_concurrency()) {
-            let label = known.label.text();
+            let own = known.label.clone();
+            let label = own.unwrap_or_else(|| Some(default_label()));
             used.iter_mut()
                 .for_each(|it| it.label_process(label.as_deref()));
         }

@@ -1,4 +1,4 @@
-//! [`Reporter`]: reports counts and policies to the store, in one task that runs while there is something to report.
+//! [`Reports`]: reports counts and policies to the store, in one task that runs while there is something to report.
 
 use std::{
     mem,
@@ -18,8 +18,6 @@ use super::{counts::Counts, publisher::Publisher, timeout::REPORTING};
 use crate::{
     background::BackRoom,
     domain::{
-        charge::Charge,
-        check::Check,
         decision::{Decision, Usage},
         error::{StoreError, StoreErrorKind},
         operation::{Operation, Reply},
@@ -35,9 +33,7 @@ const INTERVAL: Duration = Duration::from_secs(1);
 /// How many reports one call has: some thousand commands.
 const CALL: usize = 64;
 
-/// The reports of one limiter and its clones. The last of them to be dropped reports the rest in the background.
-pub(super) struct Reporter(pub(super) Arc<Reports>);
-
+/// The reports of one limiter and its clones.
 pub(super) struct Reports {
     pub(super) store: Arc<dyn Store>,
     pub(super) counts: Counts,
@@ -50,9 +46,9 @@ pub(super) struct Reports {
     background: Arc<BackRoom>,
 }
 
-impl Reporter {
+impl Reports {
     pub(super) fn new(store: Arc<dyn Store>, background: &Arc<BackRoom>) -> Self {
-        Self(Arc::new(Reports {
+        Self {
             store,
             counts: Counts::default(),
             policies: Publisher::default(),
@@ -60,23 +56,19 @@ impl Reporter {
             losses: Quiet::default(),
             task: Arc::new(Semaphore::new(1)),
             background: Arc::clone(background),
-        }))
+        }
     }
-}
 
-impl Drop for Reporter {
-    fn drop(&mut self) {
-        let reports = Arc::clone(&self.0);
-        if reports.counts.has_news() {
-            let background = Arc::clone(&reports.background);
-            background.spawn(async move {
-                let _ = reports.flush().await;
+    /// Reports what is left, in the background, when the last limiter is dropped.
+    pub(super) fn flush_rest(self: &Arc<Self>) {
+        if self.counts.has_news() {
+            let reports = Arc::clone(self);
+            self.background.spawn(async move {
+                reports.flush().await;
             });
         }
     }
-}
 
-impl Reports {
     /// Counts the final outcome of a request for the list of denials.
     ///
     /// Other processes read a store, so it gets the counts each second. A store of this process gets them when they are
@@ -96,26 +88,15 @@ impl Reports {
     }
 
     /// Counts an admission by the store for its contributors.
-    pub(super) fn contribute(self: &Arc<Self>, decision: &Decision, check: &Check) {
-        let Decision::Allowed(usage) = decision else {
-            return;
-        };
-        if usage.is_local() {
-            return;
+    pub(super) fn contribute(self: &Arc<Self>, usage: &Usage) {
+        for part in usage.admitted_parts().filter(|part| !part.is_local()) {
+            let at_ms = part.decided_at_ms();
+            for charge in part.check().charges() {
+                let units = charge.cost().cast_signed();
+                self.counts.contribute(charge, at_ms, at_ms, units);
+            }
+            self.ensure_running();
         }
-        self.record(check.charges(), usage);
-        if let Some(Decision::Allowed(shadow)) = usage.shadow() {
-            self.record(check.shadow_charges(), shadow);
-        }
-    }
-
-    fn record(self: &Arc<Self>, charges: &[Charge], usage: &Usage) {
-        let at_ms = usage.decided_at_ms();
-        for charge in charges {
-            let units = charge.cost().cast_signed();
-            self.counts.contribute(charge, at_ms, at_ms, units);
-        }
-        self.ensure_running();
     }
 
     /// Counts the difference that a settlement makes: units that are given back in the span of the original charge, and

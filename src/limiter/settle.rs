@@ -56,7 +56,7 @@ impl Limiter {
         usage: &Usage,
         cost: impl Fn(&Charge) -> u64,
     ) -> Result<Usage, StoreError> {
-        let shadow = admitted_shadow(usage);
+        let shadow = usage.admitted_parts().nth(1);
         let parts = match shadow {
             Some(shadow) if usage.check().ruled().is_empty() => {
                 vec![Settlement::new(shadow, &cost)?]
@@ -67,7 +67,7 @@ impl Limiter {
                 parts
             }
         };
-        usage.end_late(cost);
+        usage.end_late(|charge| Some(cost(charge)));
         let (parts, settled) = self.settle_within(parts).await;
         for (part, result) in parts.iter().zip(&settled) {
             // The other part may have been settled.
@@ -80,12 +80,9 @@ impl Limiter {
 
     /// The settlements that the changed costs need: one for the charges that count, and one for the shadows.
     pub(crate) fn changed_parts(usage: &Usage, cost: impl Fn(&Charge) -> u64) -> Vec<Settlement> {
-        usage.end_late_if_changed(&cost);
-        let both = [Some(usage), admitted_shadow(usage)];
-        let parts = both.into_iter().flatten();
-        parts
-            .filter_map(|part| Settlement::of_change(part, &cost))
-            .collect()
+        Self::final_parts(usage, |charge| {
+            Some(cost(charge)).filter(|it| *it != charge.cost())
+        })
     }
 
     /// The settlements that costs known at the end need. A part of which any cost is known is settled, if only in name:
@@ -94,9 +91,8 @@ impl Limiter {
         usage: &Usage,
         cost: impl Fn(&Charge) -> Option<u64>,
     ) -> Vec<Settlement> {
-        usage.end_late_if_known(&cost);
-        let both = [Some(usage), admitted_shadow(usage)];
-        let parts = both.into_iter().flatten().filter_map(|part| {
+        usage.end_late(&cost);
+        let parts = usage.admitted_parts().filter_map(|part| {
             let is_known = Cell::new(false);
             let settlement = Settlement::of_change(part, |charge| {
                 let cost = cost(charge);
@@ -225,7 +221,7 @@ impl Limiter {
         call.shares_call = shares_call;
         match result {
             Ok(usage) => {
-                let reports = &self.inner.jobs.reporter.0;
+                let reports = &self.inner.jobs.reports;
                 reports.contribute_settled(settlement, usage);
                 self.events().completion(call, local, timing);
                 if self.inner.wanted & NOTICES != 0 {
@@ -289,11 +285,15 @@ impl Future for Settling {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Ended> {
         let this = &mut *self;
-        let Some((call, _)) = &mut this.call else {
+        let answer = if let Some((Calling::Waits(call), _)) = &mut this.call {
+            let answer = ready!(Pin::new(call).poll(cx));
+            this.call = None;
+            answer
+        } else if let Some((Calling::Ready(answer), _)) = this.call.take() {
+            answer
+        } else {
             return Poll::Ready(Ended::default());
         };
-        let answer = ready!(Pin::new(call).poll(cx));
-        this.call = None;
         let settled = this.limiter.settled(&this.parts, answer);
         Poll::Ready((mem::take(&mut this.parts), settled))
     }
@@ -342,13 +342,6 @@ fn joined(usage: &Usage, parts: &[Settlement], settled: Settled) -> Result<Usage
         Some(shadow) => counting.with_shadow(shadow),
         None => counting,
     })
-}
-
-fn admitted_shadow(usage: &Usage) -> Option<&Usage> {
-    match usage.shadow() {
-        Some(Decision::Allowed(shadow)) => Some(shadow),
-        _ => None,
-    }
 }
 
 fn info(settlement: &Settlement) -> CallInfo<'_> {

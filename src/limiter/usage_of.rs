@@ -93,7 +93,7 @@ impl Limiter {
     /// [`InvalidRequest`](crate::error::StoreErrorKind::InvalidRequest) if this limiter has checked more than the 256
     /// policies that it remembers: it has reset these, and you reset the others by [`reset`](Self::reset).
     pub async fn reset_all(&self, key: &Key) -> Result<(), StoreError> {
-        let (policies, are_all) = self.inner.jobs.reporter.0.policies.all_known();
+        let (policies, are_all) = self.inner.jobs.reports.policies.all_known();
         let memory = &self.inner.memory;
         let charges = policies
             .iter()

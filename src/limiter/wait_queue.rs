@@ -87,14 +87,10 @@ pub(super) async fn wait(
         ask: time_of_try.map_or(Ask::Waiting, Ask::Try),
     };
     // Shadows never deny, so a check of shadows alone has nothing to wait for.
-    let resolution = match check.keys().next().is_none() || fits_never(check) {
+    match check.is_of_shadows() || fits_never(check) {
         true => waiter.decide(check).await,
         false => waiter.wait(check).await,
-    };
-    if let (None, Resolution::Decided(decision)) = (time_of_try, &resolution) {
-        limiter.count_refusal(decision);
     }
-    resolution
 }
 
 impl Limiter {
@@ -129,7 +125,8 @@ impl Limiter {
         max_wait: Duration,
         where_open: WhereOpen,
     ) -> Resolution {
-        wait(self, check, max_wait, where_open, None).await
+        let asks = wait(self, check, max_wait, where_open, None);
+        self.ask_often(asks).await
     }
 }
 

@@ -1,9 +1,6 @@
 //! [`BlockRequest`] and [`BlockDetails`]: the reason, the author and the origin of a block.
 
-use std::{
-    fmt,
-    time::{Duration, SystemTime},
-};
+use std::time::{Duration, SystemTime};
 
 use super::{BlockedBy, Until, held::Level};
 use crate::domain::{policy::Policy, rule::Rule};
@@ -152,7 +149,7 @@ impl From<SystemTime> for BlockRequest {
 }
 
 /// Reason, author and origin of a block. Checks do not read them.
-#[derive(Clone, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct BlockDetails {
     created_ms: Option<u64>,
     reason: Box<str>,
@@ -248,19 +245,6 @@ impl BlockDetails {
             rule: next(MAX_OTHER)?,
             level: None,
         })
-    }
-}
-
-impl fmt::Debug for BlockDetails {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("BlockDetails")
-            .field("created_ms", &self.created_ms)
-            .field("reason", &self.reason())
-            .field("author", &self.author())
-            .field("policy", &self.policy())
-            .field("rule", &self.rule())
-            .field("level", &self.level)
-            .finish()
     }
 }
 

@@ -253,6 +253,15 @@ impl Usage {
         self.beside.as_ref()?.shadow.as_ref()
     }
 
+    /// Returns this usage, and that of the shadows if they were admitted: the parts of a check that are settled.
+    pub(crate) fn admitted_parts(&self) -> impl Iterator<Item = &Self> {
+        let shadow = match self.shadow() {
+            Some(Decision::Allowed(shadow)) => Some(shadow),
+            _ => None,
+        };
+        [Some(self), shadow].into_iter().flatten()
+    }
+
     fn late_answer(&self) -> Option<&Arc<Late>> {
         self.beside.as_ref()?.late.as_ref()
     }
@@ -335,18 +344,8 @@ impl Usage {
         }
     }
 
-    /// Gives the late answer these final costs.
-    pub(crate) fn end_late(&self, cost: impl Fn(&Charge) -> u64) {
-        self.end_late_if_known(|charge| Some(cost(charge)));
-    }
-
-    /// The same, unless no cost is changed.
-    pub(crate) fn end_late_if_changed(&self, cost: impl Fn(&Charge) -> u64) {
-        self.end_late_if_known(|charge| Some(cost(charge)).filter(|it| *it != charge.cost()));
-    }
-
-    /// The same, unless no cost is known.
-    pub(crate) fn end_late_if_known(&self, cost: impl Fn(&Charge) -> Option<u64>) {
+    /// Gives the late answer these final costs, unless none is known.
+    pub(crate) fn end_late(&self, cost: impl Fn(&Charge) -> Option<u64>) {
         let Some(late) = self.late_answer() else {
             return;
         };

@@ -63,6 +63,10 @@ impl SlotSet {
     /// The slots that are held, in the order in which they expire.
     pub(crate) fn held(&self, now_ms: u64) -> Iter<'_, (u64, SlotId)> {
         let last_ms = now_ms.saturating_add(self.window_ms);
+        // Mostly all are.
+        if self.release_ms() <= last_ms && self.slots.front().is_none_or(|slot| slot.0 > now_ms) {
+            return self.slots.iter();
+        }
         let first = self.slots.partition_point(|slot| slot.0 <= now_ms);
         let behind = self.slots.partition_point(|slot| slot.0 <= last_ms);
         self.slots.range(first..behind)

@@ -75,9 +75,6 @@ struct Subject(Arc<Holding>);
 struct Group {
     all: BTreeMap<u64, Entry>,
     tick: (u64, u64),
-    /// By how much they are renewed before a third of the window has passed: another time for each key and renewal, so that
-    /// those that were taken in one moment are not renewed in one.
-    early_ms: u64,
 }
 
 struct Entry {
@@ -268,7 +265,6 @@ impl Entries {
             Group {
                 all: BTreeMap::new(),
                 tick,
-                early_ms: holding.random_ms(),
             }
         });
         let before = group.all.insert(number, Entry { holding, ended });
@@ -299,7 +295,7 @@ impl Entries {
 
 impl Group {
     /// The work to do now, and when to look again.
-    fn due(&mut self, one: &Holding, now_ms: u64) -> (Due, u64) {
+    fn due(&self, one: &Holding, now_ms: u64) -> (Due, u64) {
         let (mut due, mut least_ms) = (Due::default(), u64::MAX);
         for Entry { holding, ended } in self.all.values() {
             match ended {
@@ -312,7 +308,9 @@ impl Group {
                 },
             }
         }
-        let rest_ms = one.window_ms - one.window_ms / 3 + self.early_ms;
+        // Before a third of the window has passed, at another time for each key and renewal: so that slots that were taken
+        // in one moment are not renewed in one.
+        let rest_ms = one.window_ms - one.window_ms / 3 + one.random_ms();
         let (wait_ms, tick_ms) = (least_ms.saturating_sub(rest_ms), one.tick_ms());
         if wait_ms > 0 {
             return (due, now_ms.saturating_add(wait_ms.min(tick_ms)));
@@ -326,7 +324,6 @@ impl Group {
         let renewed = self.all.values().filter(|entry| is_due(entry));
         due.renewals
             .extend(renewed.map(|it| Arc::clone(&it.holding)));
-        self.early_ms = one.random_ms();
         (due, now_ms.saturating_add(tick_ms))
     }
 }

@@ -98,15 +98,11 @@ impl Limiter {
         // Without the time of the request, nothing could be said about how long the slots are held.
         let since_ms = usage.facts().asked_at_ms?.get();
         let mut held = SmallVec::new();
-        let shadow = match usage.shadow() {
-            Some(Decision::Allowed(shadow)) => Some(shadow),
-            _ => None,
-        };
-        for (usage, is_shadow) in [(Some(usage), false), (shadow, true)] {
-            let Some(usage) = usage.filter(|usage| usage.take_slots()) else {
+        for (place, usage) in usage.admitted_parts().enumerate() {
+            if !usage.take_slots() {
                 continue;
-            };
-            let charges = usage.check().charges().iter();
+            }
+            let (charges, is_shadow) = (usage.check().charges().iter(), place > 0);
             let taking = charges.filter(|charge| charge.takes_slots());
             let is_local = usage.is_local();
             held.extend(taking.map(|charge| {
