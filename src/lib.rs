@@ -151,7 +151,7 @@
 pub mod buckets {
     //! Buckets: rules with a burst and a refill, and which kind of rule to use.
     //!
-    #![doc = include_str!("../docs/guide/buckets.md")]
+    #![doc = concat!(include_str!("../docs/links.md"), include_str!("../docs/guide/buckets.md"))]
 }
 mod background;
 mod bounded;
@@ -169,7 +169,7 @@ pub mod operating {
 pub mod quotas {
     //! Quotas per month: rates and a quota in one check, billing cycles, and how durable the counts are.
     //!
-    #![doc = include_str!("../docs/guide/quotas.md")]
+    #![doc = concat!(include_str!("../docs/links.md"), include_str!("../docs/guide/quotas.md"))]
 }
 #[cfg(feature = "manual-clock")]
 pub mod manual_clock;
@@ -177,7 +177,7 @@ pub mod store;
 pub mod under_load {
     //! Under load and under attack: how to make a request cheaper, when to do so, and the cost in accuracy.
     //!
-    #![doc = include_str!("../docs/guide/under_load.md")]
+    #![doc = concat!(include_str!("../docs/links.md"), include_str!("../docs/guide/under_load.md"))]
 }
 mod timer;
 mod warning;

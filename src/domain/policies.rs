@@ -1,4 +1,4 @@
-#![doc = include_str!("../../docs/guide/policies.md")]
+#![doc = concat!(include_str!("../../docs/links.md"), include_str!("../../docs/guide/policies.md"))]
 
 use std::{
     collections::BTreeMap,

@@ -1,6 +1,6 @@
 //! [`Limiter`]: decides checks over a store, within a timeout and by a failure policy. Works without HTTP.
 //!
-#![doc = include_str!("../../docs/guide/limiter.md")]
+#![doc = concat!(include_str!("../../docs/links.md"), include_str!("../../docs/guide/limiter.md"))]
 
 mod bans;
 mod breaker;
@@ -315,7 +315,7 @@ impl Limiter {
     /// Sets whether this limiter repeats denials for a short time, without another call of the store. The default is
     /// `false`. Clones share the denials.
     ///
-    #[doc = include_str!("../../docs/guide/deny_cache.md")]
+    #[doc = concat!(include_str!("../../docs/links.md"), include_str!("../../docs/guide/deny_cache.md"))]
     #[must_use]
     pub fn cache_denials(self, cache: bool) -> Self {
         self.change(|inner| inner.caches_denials = cache)

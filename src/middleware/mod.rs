@@ -1,4 +1,4 @@
-#![doc = include_str!("../../docs/guide/middleware.md")]
+#![doc = concat!(include_str!("../../docs/links.md"), include_str!("../../docs/guide/middleware.md"))]
 #![doc = include_str!("../../docs/guide/order.md")]
 #![doc = include_str!("../../docs/guide/around_a_client.md")]
 
@@ -7,24 +7,24 @@ mod admit;
 pub mod bodies {
     //! Limits by what is in the body of a request.
     //!
-    #![doc = include_str!("../../docs/guide/bodies.md")]
+    #![doc = concat!(include_str!("../../docs/links.md"), include_str!("../../docs/guide/bodies.md"))]
 }
 pub mod concurrency {
     //! Limit concurrent requests, over all replicas.
     //!
-    #![doc = include_str!("../../docs/guide/concurrency.md")]
+    #![doc = concat!(include_str!("../../docs/links.md"), include_str!("../../docs/guide/concurrency.md"))]
 }
 pub mod costs {
     //! Limit tokens and money: costs that are known when a response ends.
     //!
-    #![doc = include_str!("../../docs/guide/costs.md")]
+    #![doc = concat!(include_str!("../../docs/links.md"), include_str!("../../docs/guide/costs.md"))]
 }
 mod future;
 mod layer;
 pub mod migration {
     //! Migrating from the crate `tower_governor`: its settings and their counterparts here.
     //!
-    #![doc = include_str!("../../docs/guide/migration.md")]
+    #![doc = concat!(include_str!("../../docs/links.md"), include_str!("../../docs/guide/migration.md"))]
     #![doc = include_str!("../../docs/guide/which_crate.md")]
 }
 #[cfg(feature = "obey")]
@@ -37,7 +37,7 @@ mod shared;
 pub mod testing {
     //! How to test a rate-limited service.
     //!
-    #![doc = include_str!("../../docs/guide/testing.md")]
+    #![doc = concat!(include_str!("../../docs/links.md"), include_str!("../../docs/guide/testing.md"))]
 }
 
 pub use crate::limiter::{

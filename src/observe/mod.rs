@@ -1,4 +1,4 @@
-#![doc = include_str!("../../docs/guide/observers.md")]
+#![doc = concat!(include_str!("../../docs/links.md"), include_str!("../../docs/guide/observers.md"))]
 
 mod event;
 #[cfg(feature = "metrics")]

@@ -1,4 +1,4 @@
-#![doc = include_str!("../../docs/guide/stores.md")]
+#![doc = concat!(include_str!("../../docs/links.md"), include_str!("../../docs/guide/stores.md"))]
 //!
 //! ```
 #![doc = include_str!("../../examples/custom_store.rs")]

@@ -1,50 +1,114 @@
-//! Numbers on a page are true: the lines of each service in the guide to limits by the body.
+//! Pages are true: samples stand in programs that are run, guides can be read as files, and figures are not old.
 
-use std::{fs, process::Command};
+use std::{collections::BTreeSet, fs, process::Command};
 
 fn read(path: &str) -> String {
     fs::read_to_string(crate::root().join(path)).unwrap()
 }
 
-/// The lines that a reader sees of the first code below this heading.
-fn lines_below(heading: &str, page: &str) -> Option<usize> {
-    let (_, below) = page.split_once(&format!("\n# {heading}\n"))?;
-    let code = below.split("```").nth(1)?.trim();
-    Some(code.lines().filter(|it| !it.starts_with("# ")).count())
+/// The lines after the comment at the head.
+fn code_of(example: &str) -> String {
+    let code = read(&format!("examples/{example}.rs"));
+    let code = code.lines().filter(|it| !it.starts_with("//!"));
+    code.map(|it| format!("{it}\n")).collect()
 }
 
-/// Those after the comment at the head.
-fn lines_of_example(name: &str, page: &str) -> usize {
-    let (_, path) = page.split_once(&format!("\n[{name}]: ")).unwrap();
-    let (_, path) = path.lines().next().unwrap().split_once("/source/").unwrap();
-    let code = read(path);
-    code.lines().filter(|it| !it.starts_with("//!")).count()
+/// The code of these languages on a page.
+fn blocks<'a>(page: &'a str, language: &str) -> Vec<&'a str> {
+    let blocks = page.split("```").skip(1).step_by(2);
+    let blocks = blocks.filter_map(|it| it.split_once('\n'));
+    let blocks = blocks.filter(|it| it.0.starts_with(language));
+    blocks.map(|it| it.1).collect()
 }
 
 #[test]
-fn the_guide_to_bodies_says_how_many_lines_each_service_takes() {
+fn each_sample_of_the_guide_to_bodies_stands_in_an_example_that_the_tests_run() {
     let page = read("docs/guide/bodies.md");
-    let (_, table) = page
-        .split_once("\n| service | lines |\n|---|---|\n")
-        .unwrap();
-    let (table, _) = table.split_once("\n\n").unwrap();
-    for row in table.lines() {
-        let [_, service, lines, _] = row.split('|').map(str::trim).collect::<Vec<_>>()[..] else {
-            panic!("{row}");
-        };
-        let example = || service.rsplit(['[', ']']).nth(1);
-        let counted = lines_below(service, &page)
-            .or_else(|| example().map(|name| lines_of_example(name, &page)));
-        assert_eq!(lines.parse().ok(), counted, "{row}");
+    let samples = blocks(&page, "rust");
+    let examples = ["max_tokens", "json_rpc", "graphql", "login"];
+    assert_eq!(samples.len(), examples.len());
+    for (sample, example) in samples.iter().zip(examples) {
+        let code = code_of(example);
+        assert!(
+            code.contains(sample),
+            "copy it from {example}.rs again:\n{sample}"
+        );
     }
-    assert_eq!(table.lines().count(), 6);
 }
 
 #[test]
 fn a_gateway_to_a_language_model_takes_at_most_120_lines_and_no_drop_of_its_own() {
-    let page = read("docs/guide/bodies.md");
-    assert!(lines_of_example("gateway", &page) <= 120);
-    assert!(!read("examples/language_model.rs").contains("Drop"));
+    let code = code_of("language_model");
+    assert!(code.lines().count() <= 120 && !code.contains("Drop"));
+}
+
+/// The pages whose links still lead to items of the crate alone.
+const FOR_RUSTDOC: [&str; 5] = ["compatibility", "operating", "proxies", "redis", "servers"];
+
+/// The labels of links that a page defines, with their targets.
+fn defined(page: &str) -> impl Iterator<Item = (&str, &str)> {
+    let lines = page.lines().filter_map(|it| it.strip_prefix('['));
+    lines.filter_map(|it| it.split_once("]: "))
+}
+
+/// The parts of a page between brackets, without code.
+fn in_brackets(page: &str) -> Vec<String> {
+    let text: String = page.split("```").step_by(2).collect();
+    let links = text.split('[').skip(1).filter_map(|it| it.split_once(']'));
+    // A text with a label is known by its label.
+    let links = links.filter(|(_, rest)| !rest.is_empty() && !rest.starts_with([':', '(']));
+    links.map(|(label, _)| label.replace('\n', " ")).collect()
+}
+
+#[test]
+fn a_guide_is_read_as_a_file_as_well_as_among_the_pages_of_the_crate() {
+    let links = read("docs/links.md");
+    let links: BTreeSet<&str> = defined(&links).map(|it| it.0).collect();
+    for entry in fs::read_dir(support::root().join("docs/guide")).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_stem().unwrap().to_str().unwrap();
+        if FOR_RUSTDOC.contains(&name) {
+            continue;
+        }
+        let page = fs::read_to_string(&path).unwrap();
+        assert!(page.starts_with("# "), "{name} has no title");
+        assert!(
+            !page.contains("](crate") && !page.contains("]: crate"),
+            "{name}"
+        );
+        for code in blocks(&page, "rust") {
+            let hidden = code.lines().find(|it| *it == "#" || it.starts_with("# "));
+            assert_eq!(hidden, None, "{name}: a file shows this line");
+        }
+        let targets: BTreeSet<&str> = defined(&page).map(|it| it.0).collect();
+        for label in in_brackets(&page) {
+            assert!(
+                targets.contains(&*label),
+                "{name} does not define [{label}]"
+            );
+        }
+        // The crate's pages take the first definition of a label.
+        let is_page = name != "start";
+        assert!(!is_page || targets.is_subset(&links), "{name}: {targets:?}");
+    }
+}
+
+/// The words of a text, without the marks of its language.
+fn words(text: &str) -> String {
+    let text = text.replace("\\\n", "\n");
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn the_warnings_on_the_first_page_are_those_of_the_crate() {
+    let (page, code) = (read("README.md"), words(&read("src/warning.rs")));
+    let (_, warnings) = page.split_once("```text\n").unwrap();
+    let (warnings, _) = warnings.split_once("```").unwrap();
+    let warnings = words(warnings);
+    let second = warnings.find("no request").unwrap();
+    for warning in [&warnings[..second], &warnings[second..]] {
+        assert!(code.contains(warning.trim()), "{warning}");
+    }
 }
 
 /// The output of git; `None` without git, or without the whole history.

@@ -20,7 +20,12 @@ fn sources(place: &Path) -> Vec<String> {
     }
     let is_source = place.extension().is_some_and(|it| it == "md" || it == "rs");
     let source = is_source.then(|| fs::read_to_string(place).unwrap());
-    source.into_iter().collect()
+    source.map(|it| without_indents(&it)).into_iter().collect()
+}
+
+fn without_indents(code: &str) -> String {
+    let lines = code.lines().map(|it| format!("{}\n", it.trim_start()));
+    lines.collect()
 }
 
 #[test]
@@ -36,7 +41,7 @@ fn each_code_block_stands_in_a_page_or_an_example() {
         .collect();
     assert!(blocks.len() > 5, "{blocks:?}");
     for block in blocks {
-        let lines = format!("\n{block}\n");
+        let lines = format!("\n{}", without_indents(block));
         assert!(
             sources.iter().any(|source| source.contains(&lines)),
             "copy this from a page or an example again:{lines}"

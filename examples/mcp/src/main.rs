@@ -85,10 +85,10 @@ fn tool_of(head: &Parts) -> Option<&str> {
 }
 
 fn too_many(_: &Rejection, head: &Parts) -> Response {
-    let id = match ParsedBody::of(head) {
-        Some(ClientJsonRpcMessage::Request(message)) => Some(message.id.clone()),
-        _ => None,
+    let Some(ClientJsonRpcMessage::Request(message)) = ParsedBody::of(head) else {
+        return StatusCode::TOO_MANY_REQUESTS.into_response(); // a notification is never answered
     };
+    let id = Some(message.id.clone());
     // JSON-RPC reserves the codes from -32768 to -32000.
     let error = ErrorData::new(ErrorCode(429), "too many calls", None);
     let error = ServerJsonRpcMessage::error(error, id);

@@ -1,4 +1,4 @@
-#![doc = include_str!("../../../docs/guide/contributors.md")]
+#![doc = concat!(include_str!("../../../docs/links.md"), include_str!("../../../docs/guide/contributors.md"))]
 
 use std::fmt;
 

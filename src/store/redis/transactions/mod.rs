@@ -1,6 +1,6 @@
 //! [`TransactionStore`]: decides by transactions instead of a script, for servers without scripts.
 //!
-#![doc = include_str!("../../../../docs/guide/transactions.md")]
+#![doc = concat!(include_str!("../../../../docs/links.md"), include_str!("../../../../docs/guide/transactions.md"))]
 
 use std::{fmt, pin::pin, sync::Arc};
 

@@ -1,0 +1,1 @@
+../examples/tiers_database/src/main.rs
