@@ -42,20 +42,21 @@ fn a_gateway_to_a_language_model_takes_at_most_120_lines_and_no_drop_of_its_own(
     assert!(code.lines().count() <= 120 && !code.contains("Drop"));
 }
 
-/// The pages whose links still lead to items of the crate alone.
+/// Links of these pages still lead to items of the crate alone.
 const FOR_RUSTDOC: [&str; 5] = ["compatibility", "operating", "proxies", "redis", "servers"];
 
 /// The labels of links that a page defines, with their targets.
 fn defined(page: &str) -> impl Iterator<Item = (&str, &str)> {
     let lines = page.lines().filter_map(|it| it.strip_prefix('['));
-    lines.filter_map(|it| it.split_once("]: "))
+    let lines = lines.filter_map(|it| it.split_once("]: "));
+    lines.filter(|(label, _)| !label.contains('['))
 }
 
 /// The parts of a page between brackets, without code.
 fn in_brackets(page: &str) -> Vec<String> {
     let text: String = page.split("```").step_by(2).collect();
     let links = text.split('[').skip(1).filter_map(|it| it.split_once(']'));
-    // A text with a label is known by its label.
+    // The label counts, if a text has one.
     let links = links.filter(|(_, rest)| !rest.is_empty() && !rest.starts_with([':', '(']));
     links.map(|(label, _)| label.replace('\n', " ")).collect()
 }
@@ -93,7 +94,7 @@ fn a_guide_is_read_as_a_file_as_well_as_among_the_pages_of_the_crate() {
     }
 }
 
-/// The words of a text, without the marks of its language.
+/// The words of a text, on one line.
 fn words(text: &str) -> String {
     let text = text.replace("\\\n", "\n");
     text.split_whitespace().collect::<Vec<_>>().join(" ")

@@ -115,8 +115,9 @@ async fn call(url: String) -> Result<(), Box<dyn Error>> {
             }
         }
     }
-    let health = HealthClient::new(channel).check(HealthCheckRequest::default());
-    println!("{:?}", health.await?.get_ref().status());
+    let mut health = HealthClient::new(channel);
+    let answer = health.check(HealthCheckRequest::default()).await?;
+    println!("{:?}", answer.get_ref().status());
     Ok(())
 }
 
