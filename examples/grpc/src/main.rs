@@ -65,7 +65,7 @@ impl Service<http::Request<Body>> for Greeter {
 
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
         let mut server = tonic::server::Grpc::new(ProstCodec::<String, String>::default());
-        Box::pin(async move { Ok(server.unary(Greeter, request).await) })
+        Box::pin(async move { Ok(server.unary(Self, request).await) })
     }
 }
 
