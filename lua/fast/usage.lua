@@ -83,7 +83,7 @@ local function usage_of(policy, i, value, units, mark, since, due, others, newes
         if not value or #value < stop then return end
       end
       if k > 1 then newest, base = unpack('<I6I7', value, at - 13) end
-      if is_calendar and newest ~= step or newest > now and newest ~= current or newest % step > 0 then return end -- another period, or spoiled
+      if newest % step > 0 or newest > now and newest ~= current then return end -- another period, or spoiled
       local gone, number = (now - retention - (now - retention) % step) / step, newest / step -- `gone` is released
       if gone >= number then
         used, base = 0, 0

@@ -172,7 +172,7 @@ action == RENEW and is_held => action == RENEW
 first, count = last + 1, 0 end => first = last + 1 end
 first, count = last + 1, 0 end => count = 0 end
 again or i + 1 => i + 1
-wide, base, total, totals, thirds) => wide, base, total, totals, 0)
+wide, base, units, used, second, third) => wide, base, units, used, second, 0)
 not fits and count > 1 then => false then
 since <= now and now < others => now < others
 since <= now and now < others => since <= now
@@ -261,7 +261,7 @@ value, 37 + k * 7), rules < 4 => value, 44), rules < 4
   if over <= 0 and now < due and not =>   if now < due and not
 over <= 0 and now < due and not is_calendar => over <= 0 and not is_calendar
 over <= 0 and now < due and not is_calendar => over <= 0 and now < due
-if is_calendar and newest ~= step or => if
+if newest % step > 0 or => if
 if gone >= number then => if gone > number then
 elseif gone >= number - places then => elseif gone > number - places then
 used, base = used - (total - base) % wrap, total => used = used - (total - base) % wrap

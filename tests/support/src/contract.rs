@@ -216,6 +216,8 @@ A rule has 256 places or 257
  p alice 1 = 0/257000 0/258000; +50000; p alice 1 !151000 = 0/207000 0/208000; +50000
  p alice 1 !101000 = 0/157000 0/158000; +50000; p alice 1 !51000 = 0/107000 0/108000; +50000
  p alice 1 !1000 = 1/57000 0/58000; +50000; p alice 1 = 7/257000 7/258000; +50000; p alice 1 = 7/257000 7/258000
+A denial counts to the unit what has to go
+ p = 9007199254740991/1m@1s; p alice 1; +1000; p alice 1; p alice 9007199254740991 !61000
 A denial by the last rule waits for the step that brings the units
  p = 900/1m@1s,300/1h@1m; p alice 200; +60000; p alice 100; p alice 250 !3660000; p alice 200 !3600000
 A denial by the third key names the first, and the second, whose step has ended
