@@ -258,12 +258,14 @@ impl Check {
     fn of(all: impl IntoIterator<Item = Charge>, counting: usize) -> Self {
         let all: SmallVec<[Charge; 1]> = all.into_iter().collect();
         let counting = counting.min(all.len());
+        let seen_by = all.first().map_or(0, Charge::seen_by);
+        let is_seen = all.iter().all(|it| it.seen_by() == seen_by);
         let inner = Inner {
             ruled: ruled(&all[..counting]),
             shadows: all.len() - counting,
             enforces_blocks: false,
             wanted: all.iter().fold(0, |wanted, it| wanted | it.wanted()),
-            seen_by: 0,
+            seen_by: if is_seen { seen_by } else { 0 },
             all,
         };
         Self {

@@ -86,10 +86,8 @@ impl ExtractError {
     #[must_use]
     pub fn new(kind: ExtractErrorKind, message: impl Into<Text>) -> Self {
         Self {
-            kind,
             message: message.into(),
-            detail: None,
-            name: None,
+            ..Self::literal(kind, "")
         }
     }
 
@@ -209,10 +207,8 @@ impl Error for ExtractError {}
 /// }
 /// assert_eq!(key_header("x api").unwrap_err().to_string(), "`x api` cannot be the name of a header");
 /// ```
-#[derive(Clone, PartialEq, Eq)]
-pub struct ConfigError {
-    message: Box<str>,
-}
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigError(Box<str>);
 
 /// The most characters of a text that a message shows.
 const MAX_SHOWN: usize = 64;
@@ -229,9 +225,7 @@ pub(crate) fn valid<T>(made: Result<T, ConfigError>) -> T {
 
 impl ConfigError {
     pub(crate) fn new(message: fmt::Arguments<'_>) -> Self {
-        Self {
-            message: message.to_string().into(),
-        }
+        Self(message.to_string().into())
     }
 
     /// The error of a name, which is cut after 64 characters.
@@ -253,13 +247,7 @@ pub(crate) fn shown(text: &str) -> &str {
 
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
-    }
-}
-
-impl fmt::Debug for ConfigError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("ConfigError").field(&self.message).finish()
+        f.write_str(&self.0)
     }
 }
 

@@ -57,19 +57,6 @@ struct Inner {
     marks: Marks,
 }
 
-impl Inner {
-    fn new(name: Box<str>, rules: Box<[Rule]>) -> Self {
-        Self {
-            name,
-            rules,
-            ban: None,
-            unit: None,
-            is_hidden: false,
-            marks: Marks::default(),
-        }
-    }
-}
-
 impl Policy {
     /// Creates a policy of 1 to 16 rules.
     ///
@@ -114,11 +101,23 @@ impl Policy {
                 return Err(ConfigError::of_policy(&name, problem));
             }
         }
-        Ok(Self {
-            inner: Arc::new(Inner::new(name.into(), rules)),
+        Ok(Self::of(&name, rules))
+    }
+
+    fn of(name: &str, rules: impl Into<Box<[Rule]>>) -> Self {
+        let inner = Inner {
+            name: name.into(),
+            rules: rules.into(),
+            ban: None,
+            unit: None,
+            is_hidden: false,
+            marks: Marks::default(),
+        };
+        Self {
+            inner: Arc::new(inner),
             shadow: false,
             on_failure: None,
-        })
+        }
     }
 
     /// Creates a policy from rules in one string, separated by commas: `10/1s,120/1m,240/1h@1m`.
@@ -248,22 +247,14 @@ impl Policy {
     /// Returns the policy for identities that are not charged, but whose blocks are looked up. This policy has no
     /// rules.
     pub(crate) fn of_look_ups() -> &'static Self {
-        static POLICY: LazyLock<Policy> = LazyLock::new(|| Policy {
-            inner: Arc::new(Inner::new(LOOK_UPS.into(), [].into())),
-            shadow: false,
-            on_failure: None,
-        });
+        static POLICY: LazyLock<Policy> = LazyLock::new(|| Policy::of(LOOK_UPS, []));
         &POLICY
     }
 
     /// Returns the policy that counts the strikes of a ban. The limit is doubled, so that strikes up to the ban's limit
     /// always fit, unless a ban is already due.
     pub(crate) fn of_strikes(strikes: Rule) -> Self {
-        Self {
-            inner: Arc::new(Inner::new(STRIKES.into(), [strikes.doubled()].into())),
-            shadow: false,
-            on_failure: None,
-        }
+        Self::of(STRIKES, [strikes.doubled()])
     }
 
     /// Returns the policy with each limit divided by `of`, for one of `of` processes that count separately.

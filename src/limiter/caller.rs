@@ -125,12 +125,14 @@ impl Caller {
         let start = self.start();
         let observer = self.events.0.as_ref();
         let mut scope = observer.and_then(|observer| observer.on_call(&info()));
-        let mut answer = in_scope(&mut scope, || begin(store));
-        // An answer that is ready needs neither a timer nor a task.
-        if let Some(result) = answer.take_ready() {
-            let timing = self.note(&result, permit, start);
-            return Calling::Ready(Answer { result, timing });
-        }
+        let mut answer = match in_scope(&mut scope, || begin(store)).into_ready() {
+            // It needs neither a timer nor a task.
+            Ok(result) => {
+                let timing = self.note(&result, permit, start);
+                return Calling::Ready(Answer { result, timing });
+            }
+            Err(answer) => answer,
+        };
         let timeout = match to {
             To::StoreFor(timeout) => timeout,
             To::Store | To::Local(_) => self.timeout,

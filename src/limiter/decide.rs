@@ -246,7 +246,7 @@ impl Limiter {
         }
         match inner.memory.refusals.recall(check, &inner.denial_clock) {
             Ok(denial) => {
-                let memory = To::Local(&inner.fallback.local.store);
+                let memory = To::Local(&inner.fallback.local);
                 let answer = |_: &dyn Store| StoreFuture::ready(Ok(denial));
                 inner.caller.call(memory, info, answer).ready()
             }

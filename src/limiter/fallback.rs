@@ -17,27 +17,6 @@ use crate::{
     warning,
 };
 
-/// A memory store that checks each policy with a share of its limits, `1/replicas`.
-///
-/// The share is rounded down, but a limit above 0 never becomes 0: all processes together admit no more than the limit,
-/// or one unit each if the limit is smaller than the number of processes. Answers are ready at once, and name the
-/// policies with the limits that applied; you settle such an answer in the inner store.
-#[derive(Clone, Debug)]
-pub(super) struct ScaledStore {
-    pub(super) store: MemoryStore,
-    pub(super) replicas: NonZeroU32,
-}
-
-impl ScaledStore {
-    fn check(&self, check: &Check) -> StoreFuture<Decision> {
-        if self.replicas == NonZeroU32::MIN {
-            return self.store.check(check);
-        }
-        let share = check.with_policies(|policy| policy.share(self.replicas));
-        self.store.check(&share)
-    }
-}
-
 /// Decides in place of the store.
 #[derive(Clone)]
 pub(super) struct Fallback {
@@ -45,7 +24,9 @@ pub(super) struct Fallback {
     pub(super) policy: FailurePolicy,
     /// Whether undecided checks pass even if the failure policy is closed: for shadow layers.
     pub(super) passes_undecided: bool,
-    pub(super) local: ScaledStore,
+    /// The memory of this process.
+    pub(super) local: MemoryStore,
+    pub(super) replicas: NonZeroU32,
     /// Checks that the store could not decide.
     outage: Arc<Outage>,
 }
@@ -55,10 +36,8 @@ impl Default for Fallback {
         Self {
             policy: FailurePolicy::default(),
             passes_undecided: false,
-            local: ScaledStore {
-                store: MemoryStore::new(),
-                replicas: NonZeroU32::MIN,
-            },
+            local: MemoryStore::new(),
+            replicas: NonZeroU32::MIN,
             outage: Arc::default(),
         }
     }
@@ -119,8 +98,8 @@ impl Fallback {
             return Resolution::Decided(Decision::Blocked(blocked).local());
         }
         match self.policy_for(check) {
-            FailurePolicy::Local => match self.local.check(check).take_ready() {
-                Some(Ok(decision)) if !is_above_share(&decision, check) => {
+            FailurePolicy::Local => match self.check_locally(check).into_ready() {
+                Ok(Ok(decision)) if !is_above_share(&decision, check) => {
                     Resolution::Decided(decision.local())
                 }
                 _ => Resolution::Closed(error),
@@ -130,6 +109,20 @@ impl Fallback {
                 .map_or(Resolution::Open(error, None), Resolution::Decided),
             FailurePolicy::Open => Resolution::Open(error, None),
             FailurePolicy::Closed => Resolution::Closed(error),
+        }
+    }
+
+    /// Decides under a share of each limit, `1/replicas`. The answer names the policies with the limits that applied.
+    ///
+    /// The share is rounded down, but a limit above 0 never becomes 0: all processes together admit no more than the limit,
+    /// or one unit each if the limit is smaller than the number of processes.
+    fn check_locally(&self, check: &Check) -> StoreFuture<Decision> {
+        match self.replicas {
+            NonZeroU32::MIN => self.local.check(check),
+            of => {
+                let share = check.with_policies(|policy| policy.share(of));
+                self.local.check(&share)
+            }
         }
     }
 

@@ -149,7 +149,9 @@ impl Tries<'_> {
 
     /// Tries the alternatives of shadows, and reports the decision, if that is not done.
     async fn conclude(&mut self, mut decision: Decision, mut check: Check) -> Decision {
-        decision.note(|facts| facts.has_alternatives = true);
+        decision
+            .usage_mut()
+            .note(|facts| facts.has_alternatives = true);
         if is_open(&decision) && !check.is_empty() {
             self.is_local = decision.usage().is_local();
             // The caller may leave meanwhile, or an observer panic.

@@ -27,7 +27,7 @@ mod timeout;
 mod usage_of;
 mod wait_queue;
 
-use std::{fmt, num::NonZeroU32, sync::Arc, time::Duration};
+use std::{fmt, num::NonZeroU32, slice, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
@@ -220,14 +220,14 @@ impl Limiter {
         let Some(replicas) = NonZeroU32::new(replicas) else {
             panic!("`replicas` must be at least 1");
         };
-        self.change(|inner| inner.fallback.local.replicas = replicas)
+        self.change(|inner| inner.fallback.replicas = replicas)
     }
 
     /// Sets the store that counts [local](FailurePolicy::Local) decisions. The default is a store for 100 000 keys.
     /// Clones of a limiter share the store.
     #[must_use]
     pub fn local_store(self, store: MemoryStore) -> Self {
-        self.change(|inner| inner.fallback.local.store = store)
+        self.change(|inner| inner.fallback.local = store)
     }
 
     /// Sets how often a store that has failed five times in a row is probed: one call per interval, with each interval
@@ -391,17 +391,7 @@ impl Limiter {
     ///
     /// When the store could not answer within the timeout.
     pub async fn reset(&self, policy: &Policy, key: &Key) -> Result<(), StoreError> {
-        let charges = [Charge::new(policy, key.clone(), 0)];
-        let info = CallInfo::of(CallKind::Reset, &charges);
-        // The memory store answers at once, and its result does not matter.
-        drop(self.inner.fallback.local.store.reset(policy, key));
-        let ending = self.inner.memory.refusals.resetting(policy, key);
-        let reset = |store: &dyn Store| store.reset(policy, key);
-        let result = self.inner.caller.ask(To::Store, info, reset).await;
-        drop(ending);
-        // Wake even after an error: the store may have reset the key.
-        self.inner.memory.queues.wake(policy, key);
-        result
+        self.reset_each(slice::from_ref(policy), key).await
     }
 
     /// Waits until the strikes of all denials so far are counted, and the bans that follow are made.

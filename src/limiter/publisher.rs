@@ -27,7 +27,7 @@ use crate::{
         check::Check,
         error::{StoreError, StoreErrorKind},
         marks::{LOOKED_AT, next_number},
-        operation::{Operation, answer_of},
+        operation::{Operation, Reply, answer_of},
         policy::Policy,
         published::{PublishedPolicy, default_label},
     },
@@ -324,16 +324,23 @@ const fn publishes(number: u64) -> bool {
     number % 2 == 1
 }
 
+/// What a store says at once about publications.
+fn asked_at_once(store: &dyn Store) -> Option<Result<Reply, StoreError>> {
+    let answer = store.execute(Operation::Publish(Vec::new()));
+    answer.into_ready().ok()
+}
+
 /// Whether a store publishes policies, as far as it says so at once.
 pub(super) fn is_published_by(store: &dyn Store) -> bool {
-    let answer = store.execute(Operation::Publish(Vec::new())).take_ready();
-    let refusal = answer.and_then(Result::err).map(|error| error.kind());
+    let refusal = asked_at_once(store)
+        .and_then(Result::err)
+        .map(|error| error.kind());
     refusal != Some(StoreErrorKind::InvalidRequest)
 }
 
 /// How often a store has connected again, as far as it says so at once.
 fn reconnects(store: &dyn Store) -> Option<u64> {
-    let answer = store.execute(Operation::Publish(Vec::new())).take_ready();
+    let answer = asked_at_once(store);
     answer.and_then(Result::ok).and_then(answer_of!(Publish))
 }
 

@@ -36,7 +36,7 @@ use crate::{
         block::{Block, BlockedBy},
         charge::Charge,
         check::Check,
-        decision::{Blocked, Decision},
+        decision::{Blocked, Decision, Origin},
         key::Key,
         policy::Policy,
         rule::millis,
@@ -173,7 +173,7 @@ impl Refusals {
         } = question;
         let validity = Validity::new(asked, clock.now(), denied_for);
         if let Some(refunds) = self.refunds.get()
-            && decision.usage().may_be_repeated()
+            && decision.usage().facts().origin != Origin::StoreWithLeases
             && validity.holds(asked)
         {
             let denial = CachedDenial {

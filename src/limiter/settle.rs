@@ -19,7 +19,7 @@ use super::{
 use crate::{
     domain::{
         charge::Charge,
-        decision::{Decision, Usage},
+        decision::{Decision, Origin, Usage},
         error::{StoreError, StoreErrorKind},
         settlement::Settlement,
         wanted::NOTICES,
@@ -181,10 +181,21 @@ impl Limiter {
         let call = parts.first().map(|first| {
             let local = first.usage().is_local();
             let ending = self.inner.memory.refusals.settling(&parts);
-            (
-                self.call_to_settle(first, parts.get(1), local, timeout),
-                ending,
-            )
+            let settle = |store: &dyn Store| {
+                let settled = store.settle(first);
+                let settled = match parts.get(1) {
+                    Some(second) => StoreFuture::all(vec![settled, store.settle(second)]),
+                    None => settled.map(|usage| vec![Ok(usage)]),
+                };
+                settled.map(move |usages| {
+                    let usages = usages.into_iter();
+                    let as_decided = |usage: Usage| if local { usage.local() } else { usage };
+                    usages.map(|usage| usage.map(as_decided)).collect()
+                })
+            };
+            let to = self.where_decided(local, timeout);
+            let call = self.inner.caller.call(to, || info(first), settle);
+            (call, ending)
         });
         Settling {
             limiter: self.clone(),
@@ -200,7 +211,7 @@ impl Limiter {
         let results = result.unwrap_or_else(|error| vec![Err(error); parts.len()]);
         for (index, (settlement, result)) in parts.iter().zip(&results).enumerate() {
             // A late decision was not reported.
-            if !settlement.usage().is_late() {
+            if settlement.usage().facts().origin != Origin::Late {
                 self.report_settled(settlement, result, index > 0, timing);
             }
             // Wake even after an error: the store may have settled the check.
@@ -236,35 +247,11 @@ impl Limiter {
     }
 
     /// The one place that decided a check, for a call that no request waits for.
-    fn where_decided(&self, usage: &Usage, timeout: Duration) -> To<'_> {
-        match usage.is_local() {
-            true => To::Local(&self.inner.fallback.local.store),
+    pub(super) fn where_decided(&self, is_local: bool, timeout: Duration) -> To<'_> {
+        match is_local {
+            true => To::Local(&self.inner.fallback.local),
             false => To::StoreFor(timeout),
         }
-    }
-
-    fn call_to_settle(
-        &self,
-        first: &Settlement,
-        second: Option<&Settlement>,
-        local: bool,
-        timeout: Duration,
-    ) -> Calling<Settled> {
-        let settle = |store: &dyn Store| {
-            let settled = store.settle(first);
-            let settled = match second {
-                Some(second) => StoreFuture::all(vec![settled, store.settle(second)]),
-                None => settled.map(|usage| vec![Ok(usage)]),
-            };
-            settled.map(move |usages| {
-                usages
-                    .into_iter()
-                    .map(|usage| as_decided(usage, local))
-                    .collect()
-            })
-        };
-        let to = self.where_decided(first.usage(), timeout);
-        self.inner.caller.call(to, || info(first), settle)
     }
 }
 
@@ -350,8 +337,4 @@ fn info(settlement: &Settlement) -> CallInfo<'_> {
         final_costs: settlement.costs(),
         ..call
     }
-}
-
-fn as_decided(usage: Result<Usage, StoreError>, local: bool) -> Result<Usage, StoreError> {
-    usage.map(|usage| if local { usage.local() } else { usage })
 }

@@ -1,6 +1,6 @@
 //! The usage of one identity: a report, and a reset of everything.
 
-use std::{collections::HashSet, sync::Arc};
+use std::collections::HashSet;
 
 use super::{Limiter, caller::To, decide::Ask};
 use crate::{
@@ -94,10 +94,19 @@ impl Limiter {
     /// policies that it remembers: it has reset these, and you reset the others by [`reset`](Self::reset).
     pub async fn reset_all(&self, key: &Key) -> Result<(), StoreError> {
         let (policies, are_all) = self.inner.jobs.reports.policies.all_known();
+        self.reset_each(&policies, key).await?;
+        if are_all { Ok(()) } else { Err(TOO_MANY) }
+    }
+
+    /// Deletes everything charged to `key` under these policies.
+    pub(super) async fn reset_each(
+        &self,
+        policies: &[Policy],
+        key: &Key,
+    ) -> Result<(), StoreError> {
         let memory = &self.inner.memory;
-        let charges = policies
-            .iter()
-            .map(|policy| Charge::new(policy, key.clone(), 0));
+        let charges = policies.iter();
+        let charges = charges.map(|policy| Charge::new(policy, key.clone(), 0));
         let charges: Vec<Charge> = charges.collect();
         // Policies of one name have one count, but for slots: these have one for each window.
         let mut counts = HashSet::new();
@@ -112,21 +121,17 @@ impl Limiter {
         });
         let resets: Vec<Operation> = resets.collect();
         // The memory store answers at once, and its result does not matter.
-        drop(self.inner.fallback.local.store.call(resets.clone()));
-        let endings = policies
-            .iter()
-            .filter_map(|it| memory.refusals.resetting(it, key));
+        drop(self.inner.fallback.local.call(resets.clone()));
+        let endings = policies.iter();
+        let endings = endings.filter_map(|it| memory.refusals.resetting(it, key));
         let endings: Vec<_> = endings.collect();
         let info = CallInfo::of(CallKind::Reset, &charges);
-        let result = Arc::clone(&self.inner.caller)
-            .ask(To::Store, info, |store| store.call(resets))
-            .await;
+        let call = |store: &dyn Store| store.call(resets);
+        let result = self.inner.caller.ask(To::Store, info, call).await;
         drop(endings);
         // Wake even after an error: the store may have reset some.
-        policies
-            .iter()
-            .for_each(|policy| memory.queues.wake(policy, key));
-        result?.into_iter().try_for_each(|reply| reply.map(drop))?;
-        if are_all { Ok(()) } else { Err(TOO_MANY) }
+        let reset = policies.iter();
+        reset.for_each(|policy| memory.queues.wake(policy, key));
+        result?.into_iter().try_for_each(|reply| reply.map(drop))
     }
 }

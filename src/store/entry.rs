@@ -134,6 +134,7 @@ impl Entry {
     }
 
     /// The latest expiry of a slot that is held.
+    #[inline]
     pub(super) fn slots_held_until(&self, now_ms: u64) -> Option<u64> {
         let sets = self.sections.iter().filter_map(Section::slots);
         let latest = sets.filter_map(|slots| slots.held(now_ms).next_back());

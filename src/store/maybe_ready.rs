@@ -8,7 +8,7 @@ use std::{
 
 /// A value that is ready, or a future of one.
 ///
-/// A value that is ready needs no allocation, and [`take_ready`](Self::take_ready) takes it without a task. So a
+/// A value that is ready needs no allocation, and [`into_ready`](Self::into_ready) takes it without a task. So a
 /// decision in memory and the inner service share one poll of the request.
 pub(crate) enum MaybeReady<T> {
     /// `None` after you took the value.
@@ -26,10 +26,10 @@ impl<T> MaybeReady<T> {
     }
 
     /// Takes the value if it is ready.
-    pub(crate) const fn take_ready(&mut self) -> Option<T> {
+    pub(crate) fn into_ready(self) -> Result<T, Self> {
         match self {
-            Self::Ready(value) => value.take(),
-            Self::Pending(_) => None,
+            Self::Ready(Some(value)) => Ok(value),
+            other => Err(other),
         }
     }
 }

@@ -119,18 +119,19 @@ fn one_by_one(store: &(impl Store + ?Sized), operations: Vec<Operation>) -> Call
         .into_iter()
         .map(|operation| store.execute(operation));
     let mut replies = replies.collect::<Vec<_>>().into_iter();
-    while let Some(mut reply) = replies.next() {
-        if let Some(result) = reply.take_ready() {
-            results.push(result);
-            continue;
-        }
-        return StoreFuture::pending(async move {
-            results.push(reply.await);
-            for reply in replies {
-                results.push(reply.await);
+    while let Some(reply) = replies.next() {
+        match reply.into_ready() {
+            Ok(result) => results.push(result),
+            Err(reply) => {
+                return StoreFuture::pending(async move {
+                    results.push(reply.await);
+                    for reply in replies {
+                        results.push(reply.await);
+                    }
+                    Ok(results)
+                });
             }
-            Ok(results)
-        });
+        }
     }
     StoreFuture::ready(Ok(results))
 }
@@ -231,12 +232,18 @@ impl<T> StoreFuture<T> {
     }
 
     /// Takes the answer if it is ready.
-    pub(crate) const fn take_ready(&mut self) -> Option<Result<T, StoreError>> {
-        match &mut self.answer {
-            Answer::Any(answer) => answer.take_ready(),
+    #[allow(clippy::result_large_err, reason = "the caller keeps the future")]
+    pub(crate) fn into_ready(self) -> Result<Result<T, StoreError>, Self> {
+        let Self { answer, sent } = self;
+        let answer = match answer {
+            Answer::Any(answer) => match answer.into_ready() {
+                Ok(result) => return Ok(result),
+                Err(answer) => Answer::Any(answer),
+            },
             #[cfg(feature = "redis")]
-            Answer::Queued(_) => None,
-        }
+            queued @ Answer::Queued(_) => queued,
+        };
+        Err(Self { answer, sent })
     }
 
     /// Sets how long the caller waits, before it waits. A store that looks after that itself answers late by a few

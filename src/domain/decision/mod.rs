@@ -31,7 +31,7 @@ use std::{cmp::Reverse, sync::Arc, time::Duration};
 
 use self::rule_usage::NEVER_MS;
 pub(crate) use self::tightness::Share;
-pub(crate) use self::usage::{Facts, Origin};
+pub(crate) use self::usage::Origin;
 pub use self::{
     report::{Report, ReportedBlock, ReportedLimit},
     rule_usage::RuleUsage,
@@ -155,12 +155,8 @@ impl Decision {
         self
     }
 
-    /// Says more about the answer, before anything else has it.
-    pub(crate) fn note(&mut self, note: impl Fn(&mut Facts)) {
-        self.usage_mut().note(note);
-    }
-
-    fn usage_mut(&mut self) -> &mut Usage {
+    /// Returns the usage, of which the maker of the answer may say more.
+    pub(crate) fn usage_mut(&mut self) -> &mut Usage {
         match self {
             Self::Allowed(usage) => usage,
             Self::Denied(denial) => &mut denial.usage,
@@ -213,7 +209,9 @@ impl Decision {
         rules: Vec<RuleUsage>,
     ) -> Result<Self, StoreError> {
         let mut decision = Self::joined(check, true, decided_at_ms, rules)?;
-        decision.note(|facts| facts.origin = Origin::Leased);
+        decision
+            .usage_mut()
+            .note(|facts| facts.origin = Origin::Leased);
         Ok(decision)
     }
 

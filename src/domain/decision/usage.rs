@@ -173,8 +173,8 @@ impl Usage {
         self.inner.facts
     }
 
-    /// Says more about the answer.
-    pub(super) fn note(&mut self, note: impl Fn(&mut Facts)) {
+    /// Says more about the answer, before anything else has it.
+    pub(crate) fn note(&mut self, note: impl Fn(&mut Facts)) {
         note(&mut self.edit().facts);
     }
 
@@ -305,12 +305,6 @@ impl Usage {
         &self.inner.rules[place]
     }
 
-    /// Returns whether the denial may be repeated. Otherwise this process holds charged units, and the check may fit into
-    /// them.
-    pub(crate) fn may_be_repeated(&self) -> bool {
-        !self.is(Origin::StoreWithLeases)
-    }
-
     /// Returns this usage, with that of the shadows, as decided by this process's memory.
     pub(crate) fn local(mut self) -> Self {
         self.note_all(|facts| facts.origin = Origin::Local);
@@ -321,10 +315,6 @@ impl Usage {
     pub(crate) fn late(mut self) -> Self {
         self.note_all(|facts| facts.origin = Origin::Late);
         self
-    }
-
-    pub(crate) fn is_late(&self) -> bool {
-        self.is(Origin::Late)
     }
 
     fn beside(&mut self) -> &mut Beside {
@@ -473,9 +463,12 @@ mod tests {
             let by = Duration::from_secs(1);
             [usage.later(by), usage.aged(&check, by)]
         };
-        assert!(moved(&denied).iter().all(|it| it.usage().may_be_repeated()));
-        denied.note(|facts| facts.origin = Origin::StoreWithLeases);
-        assert!(!moved(&denied).iter().any(|it| it.usage().may_be_repeated()));
+        assert!(moved(&denied).iter().all(|it| it.usage().is(Origin::Store)));
+        denied
+            .usage_mut()
+            .note(|facts| facts.origin = Origin::StoreWithLeases);
+        let has_leases = |it: &Decision| it.usage().is(Origin::StoreWithLeases);
+        assert!(moved(&denied).iter().all(has_leases));
         let repeated = denied.repeated(&check, 5);
         for usage in moved(&repeated).iter().map(Decision::usage) {
             assert!(usage.is_cached() && usage.spares_call() && !usage.is_local());

@@ -175,7 +175,7 @@ fn in_a_flood_of_made_up_users_one_with_2_percent_of_the_denials_is_first() {
             assert!(total > 45_000, "{total}");
             drop(store.execute(Operation::Report(reports)));
         }
-        let listed: Vec<DeniedIdentity> = store.denials().take_ready().unwrap().unwrap();
+        let listed: Vec<DeniedIdentity> = store.denials().into_ready().ok().unwrap().unwrap();
         assert_eq!(listed[0].identity(), "user=7");
         let (counted, truth) = (listed[0].last_minute(), second * FLOOD / 50);
         assert!(counted * 10 >= truth * 9, "{counted} of {truth}");

@@ -71,6 +71,9 @@ fn a_policy_that_is_only_looked_at_is_noted_once_and_again_when_it_is_used() {
     assert!(is_noted(0) && !is_noted(0) && is_noted(1));
     assert!((1..NOTED).all(|_| is_noted(1)));
     assert!(!is_noted(0) && !is_noted(1));
+    let use_it = Check::new([Charge::new(&policy, Key::new("user", "bob"), 1)]).unwrap();
+    let number = publisher.number(true);
+    assert_eq!(use_it.without_cost().wanted_by(number) & UNSEEN, 0);
     assert_eq!(publisher.begin().len(), 1);
     assert!(
         is_noted(0) && !is_noted(0) && is_noted(1),

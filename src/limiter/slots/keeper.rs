@@ -16,8 +16,8 @@ use std::{
     mem,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+        Arc, Mutex, MutexGuard, Once, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
 };
@@ -55,7 +55,7 @@ pub(in crate::limiter) struct Keeper {
     next_number: AtomicU64,
     /// When to warn of a lost slot again.
     warns_at_ms: AtomicU64,
-    has_warned_of_early_expiry: AtomicBool,
+    warned_of_early_expiry: Once,
     background: Arc<BackRoom>,
 }
 
@@ -111,7 +111,7 @@ impl Keeper {
             changed: Notify::new(),
             next_number: AtomicU64::new(0),
             warns_at_ms: AtomicU64::new(0),
-            has_warned_of_early_expiry: AtomicBool::new(false),
+            warned_of_early_expiry: Once::new(),
             background: Arc::clone(background),
         }
     }
@@ -175,9 +175,8 @@ impl Keeper {
     }
 
     pub(super) fn warn_of_early_expiry(&self) {
-        if !self.has_warned_of_early_expiry.swap(true, Relaxed) {
-            warning::slots_expire_too_early();
-        }
+        self.warned_of_early_expiry
+            .call_once(warning::slots_expire_too_early);
     }
 
     pub(super) fn warn_of_loss(&self) {

@@ -16,7 +16,7 @@ use tokio::sync::Notify;
 
 pub(super) use self::{keeper::Keeper, unanswered::Unanswered};
 
-use super::{FOR_EVER, Limiter, caller::To};
+use super::{FOR_EVER, Limiter};
 use crate::clock::now_ms;
 use crate::domain::{
     charge::Charge,
@@ -163,7 +163,7 @@ impl Limiter {
             let reply = store.execute(Operation::Renew(slots.clone()));
             read(reply, answer_of!(Renew))
         };
-        let to = self.to_holder_of(is_local);
+        let to = self.where_decided(is_local, self.inner.caller.timeout());
         self.inner.caller.ask(to, info, renew).await
     }
 
@@ -176,7 +176,7 @@ impl Limiter {
             let reply = store.execute(Operation::Return(slots.clone()));
             read(reply, answer_of!(Return))
         };
-        let to = self.to_holder_of(is_local);
+        let to = self.where_decided(is_local, self.inner.caller.timeout());
         let answer = self.inner.caller.ask(to, info, give_back).await;
         drop(ending);
         // Wake even after an error: the store may have returned them.
@@ -185,13 +185,6 @@ impl Limiter {
             .queues
             .wake_for_slots(charge.policy(), charge.key(), returned);
         answer
-    }
-
-    fn to_holder_of(&self, is_local: bool) -> To<'_> {
-        match is_local {
-            true => To::Local(&self.inner.fallback.local.store),
-            false => To::StoreFor(self.inner.caller.timeout()),
-        }
     }
 
     /// Ends the work of this limiter and its clones: returns all slots that they hold, and waits until these and earlier

@@ -49,7 +49,9 @@ impl Unanswered {
     /// Notes when the slots of a decision were asked for.
     pub(in crate::limiter) fn note(&mut self, decision: &mut Decision, check: &Check) {
         let asked_at_ms = Some(NonZeroU64::new(self.asked_at_ms).unwrap_or(NonZeroU64::MIN));
-        decision.note(|facts| facts.asked_at_ms = asked_at_ms);
+        decision
+            .usage_mut()
+            .note(|facts| facts.asked_at_ms = asked_at_ms);
         if decision.usage().is_local() {
             (self.check, self.is_local, self.is_known) = (Some(check.clone()), true, true);
         }

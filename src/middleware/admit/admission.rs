@@ -53,7 +53,7 @@ impl Admission {
             Ok(true) => return Break(Ok(Pass::Undecided(None))),
             Err(rejection) => return Self::reject(config, rejection),
         }
-        let mut draft = CheckDraft::new(config);
+        let mut draft = CheckDraft::default();
         match draft.charge_known(config, head) {
             Err(rejection) => Self::reject(config, rejection),
             Ok(()) if !config.looks_up => Self::submit(config, draft.build()),
@@ -105,10 +105,9 @@ impl Admission {
             }
         };
         let Some(max_wait) = config.max_wait else {
-            let mut resolution = config.limiter.decide(check);
-            return match resolution.take_ready() {
-                Some(resolution) => Break(admitted(resolution)),
-                None => Continue(Self::Deciding(resolution)),
+            return match config.limiter.decide(check).into_ready() {
+                Ok(resolution) => Break(admitted(resolution)),
+                Err(deciding) => Continue(Self::Deciding(deciding)),
             };
         };
         let limiter = config.limiter.clone();

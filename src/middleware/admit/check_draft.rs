@@ -38,13 +38,6 @@ pub(super) enum Drafted {
 }
 
 impl CheckDraft {
-    pub(super) fn new(config: &LayerConfig) -> Self {
-        Self {
-            charges: config.limiter.begin_check(),
-            ..Self::default()
-        }
-    }
-
     pub(super) fn build(self) -> Drafted {
         if !self.choices.is_empty() {
             return Drafted::FirstOf(FirstOf::new(self.charges, self.choices));
@@ -60,6 +53,7 @@ impl CheckDraft {
         config: &LayerConfig,
         head: &Parts,
     ) -> Result<(), Rejection> {
+        self.charges = config.limiter.begin_check();
         let mut reads_peer = false;
         let mut extract = |extractor: &dyn KeyExtractor| {
             let found = extractor.extract(head);

@@ -92,14 +92,9 @@ impl Leases {
     #[cfg(feature = "manual-clock")]
     #[must_use]
     pub fn clock(self, clock: ManualClock) -> Self {
-        let Inner {
-            store, background, ..
-        } = &*self.inner;
-        Self::build(
-            Arc::clone(store),
-            Clock::Test(clock),
-            Arc::clone(background),
-        )
+        let inner = &self.inner;
+        let (store, background) = (inner.store.clone(), inner.background.clone());
+        Self::build(store, Clock::Test(clock), background)
     }
 
     /// Sets where leases are fetched and returned: see [`Limiter::background`](crate::Limiter::background).
@@ -172,7 +167,8 @@ impl Inner {
             return self.store.check(check);
         }
         let left = Arc::new(Left(entries.clone()));
-        let mut question = Question::new(entries, self.clock.now());
+        let (seen, sent) = (Seen::new(entries), self.clock.now());
+        let mut question = Question { sent, seen };
         let clock = self.clock.clone();
         let mut answer = self.store.check(check);
         let sent = answer.sent().cloned().map(Arc::new);
@@ -281,10 +277,7 @@ impl Store for Leases {
             seen.note(&mut reply);
             reply
         });
-        match ending {
-            Some(ending) => reply.holding(ending),
-            None => reply,
-        }
+        reply.holding(ending)
     }
 
     fn call(&self, operations: Vec<Operation>) -> CallFuture {
@@ -299,10 +292,7 @@ impl Store for Leases {
             }
             results
         });
-        match ending {
-            Some(ending) => replies.holding(ending),
-            None => replies,
-        }
+        replies.holding(ending)
     }
 
     fn inner(&self) -> Option<&dyn Store> {

@@ -52,7 +52,9 @@ impl Seen {
                 denying.any(|((it, moves), _)| it.as_ref().is_some_and(|it| may_fit(it, *moves)));
             drop(denying);
             if may_fit {
-                decision.note(|facts| facts.origin = Origin::StoreWithLeases);
+                decision
+                    .usage_mut()
+                    .note(|facts| facts.origin = Origin::StoreWithLeases);
             }
         }
     }
@@ -77,18 +79,11 @@ impl Watch for Left {
 
 /// A check that the store decides.
 pub(super) struct Question {
-    sent: Duration,
-    seen: Seen,
+    pub(super) sent: Duration,
+    pub(super) seen: Seen,
 }
 
 impl Question {
-    pub(super) fn new(entries: Entries, now: Duration) -> Self {
-        Self {
-            sent: now,
-            seen: Seen::new(entries),
-        }
-    }
-
     /// Learns from the store's answer.
     pub(super) fn answered(
         &mut self,

@@ -176,6 +176,8 @@ fn join(check: &Check, parts: &Parts, answers: &[Option<Answer>], is_admitted: b
     let (decided_at_ms, rules) = parts.join(check, &usages.collect::<Vec<_>>());
     let mut joined = Decision::joined(check, is_admitted, decided_at_ms, rules)?;
     let has_unseen_blocks = decisions().count() < answers.len();
-    joined.note(|facts| facts.has_unseen_blocks = has_unseen_blocks);
+    joined
+        .usage_mut()
+        .note(|facts| facts.has_unseen_blocks = has_unseen_blocks);
     Ok(joined)
 }
