@@ -1,4 +1,4 @@
-#![doc = concat!(include_str!("../../docs/links.md"), include_str!("../../docs/guide/blocks.md"))]
+#![doc = concat!(include_str!("../../../docs/links.md"), include_str!("../../../docs/guide/blocks.md"))]
 
 use std::{
     fmt,
