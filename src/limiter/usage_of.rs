@@ -126,12 +126,15 @@ impl Limiter {
         let endings = endings.filter_map(|it| memory.refusals.resetting(it, key));
         let endings: Vec<_> = endings.collect();
         let info = CallInfo::of(CallKind::Reset, &charges);
-        let call = |store: &dyn Store| store.call(resets);
+        let call = |store: &dyn Store| {
+            let replies = store.call(resets);
+            replies.then(|replies| replies?.into_iter().try_for_each(|it| it.map(drop)))
+        };
         let result = self.inner.caller.ask(To::Store, info, call).await;
         drop(endings);
         // Wake even after an error: the store may have reset some.
         let reset = policies.iter();
         reset.for_each(|policy| memory.queues.wake(policy, key));
-        result?.into_iter().try_for_each(|reply| reply.map(drop))
+        result
     }
 }
