@@ -1,20 +1,6 @@
 //! Callers wait for room in order of arrival, call the store only when there may be room, and never come too early.
 
-use std::{
-    convert::Infallible,
-    future::{pending, poll_fn},
-    pin::pin,
-};
-
-use futures::{FutureExt, future::join_all};
-use http::{Request, Response, StatusCode};
-use support::{
-    prelude::*,
-    rows::{millis, rows},
-    scripted::{self, Scripted},
-};
-use tokio::time::{Instant, sleep, timeout};
-use tower::{ServiceBuilder, ServiceExt};
+use support::prelude::*;
 
 const LONG: Duration = MINUTE;
 
@@ -64,7 +50,7 @@ impl Timed {
     }
 }
 
-fn ours() -> Key {
+pub(crate) fn ours() -> Key {
     Key::new("account", "ours")
 }
 
@@ -176,34 +162,19 @@ async fn a_crowd_that_cannot_wait_asks_once_for_all() {
         let check = check.clone();
         StoreFuture::pending(async move {
             sleep(ms(1)).await;
-            scripted::denied(&check, 1_000)
+            denied(&check, 1_000)
         })
     });
     let limiter = support::limiter(store.clone());
     let crowd = (0..100).map(|_| limiter.acquire(calls("2/1s", 1), ms(300)));
-    assert!(
-        join_all(crowd)
-            .await
-            .iter()
-            .all(|it| is_denied(it.as_ref().unwrap()))
-    );
+    let denied = join_all(crowd).await;
+    assert!(denied.iter().all(|it| is_denied(it.as_ref().unwrap())));
     assert_eq!(store.checks().len(), 1);
-}
-
-/// Counts the decisions that an observer was notified of.
-#[derive(Clone, Default)]
-struct Told(Arc<AtomicU32>);
-
-impl Observer for Told {
-    fn on_event(&self, event: &Event<'_>) {
-        let is_decision = matches!(event, Event::Decision { .. });
-        self.0.fetch_add(u32::from(is_decision), SeqCst);
-    }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_denial_from_another_callers_answer_has_the_remaining_time_and_reaches_the_observer() {
-    let told = Told::default();
+    let told = Log::of(|event| matches!(event, Event::Decision { .. }).then(String::new));
     let limiter = Timed::new().limiter().observer(told.clone());
     let wait = |cost, most| limiter.acquire(calls("2/10s@exact", cost), ms(most));
     assert!(wait(2, 60_000).await.unwrap().is_allowed());
@@ -217,7 +188,7 @@ async fn a_denial_from_another_callers_answer_has_the_remaining_time_and_reaches
         assert_eq!(retry_after(&denied.unwrap()), Some(ms(6_001)));
     }
     // Two admissions and two denials, and six denials that the head of the queue hid: it asks every two seconds.
-    assert_eq!(told.0.load(SeqCst), 10);
+    assert_eq!(told.lines().len(), 10);
 }
 
 #[tokio::test(start_paused = true)]
@@ -307,7 +278,7 @@ fn stalls_for(stall: Duration) -> Arc<Scripted> {
     let start = Instant::now();
     Scripted::new(move |check| match start.elapsed() < stall {
         true => StoreFuture::pending(pending()),
-        false => StoreFuture::ready(scripted::allowed(check)),
+        false => StoreFuture::ready(allowed(check)),
     })
 }
 
@@ -318,12 +289,7 @@ async fn a_caller_waits_until_a_store_that_stalls_is_back_and_asks_about_once_an
         let limiter = support::limiter(store.clone()).probe_interval(interval);
         let start = Instant::now();
         let callers = (0..20).map(|_| limiter.acquire(calls("100/1s", 1), LONG));
-        assert!(
-            join_all(callers)
-                .await
-                .into_iter()
-                .all(|it| it.unwrap().is_allowed())
-        );
+        assert!(all_admitted(callers).await);
         let waited = start.elapsed();
         assert!((ms(5_000)..ms(6_000)).contains(&waited), "{waited:?}");
         let during_the_stall = store.checks().len() - 20;
@@ -334,29 +300,19 @@ async fn a_caller_waits_until_a_store_that_stalls_is_back_and_asks_about_once_an
 #[tokio::test(start_paused = true)]
 async fn a_store_that_fails_or_is_silent_for_longer_than_a_caller_waits_gives_the_last_error() {
     let silent = support::limiter(stalls_for(LONG)).timeout(ms(70));
+    let refused = || Err(StoreError::new(StoreErrorKind::Refused, "told to"));
+    let refusing = Scripted::new(move |_| StoreFuture::ready(refused()));
+    let [failing, refusing] = [Scripted::failing(), refusing].map(support::limiter);
     for (limiter, kind, most) in [
-        (
-            support::limiter(Scripted::failing()),
-            StoreErrorKind::Unavailable,
-            ms(2_000),
-        ),
-        (
-            support::limiter(Scripted::new(|_| {
-                StoreFuture::ready(Err(StoreError::new(StoreErrorKind::Refused, "told to")))
-            })),
-            StoreErrorKind::Refused,
-            ms(2_000),
-        ),
+        (failing, StoreErrorKind::Unavailable, ms(2_000)),
+        (refusing, StoreErrorKind::Refused, ms(2_000)),
         (silent, StoreErrorKind::Timeout, ms(2_070)),
     ] {
         let (limiter, start) = (limiter.probe_interval(Duration::ZERO), Instant::now());
         let error = limiter.acquire(calls("1/1s", 1), ms(2_000)).await;
         assert_eq!(error.unwrap_err().kind(), kind);
-        assert!(
-            (ms(2_000)..=most).contains(&start.elapsed()),
-            "{:?}",
-            start.elapsed()
-        );
+        let waited = start.elapsed();
+        assert!((ms(2_000)..=most).contains(&waited), "{waited:?}");
     }
 }
 
@@ -401,16 +357,9 @@ async fn a_layer_waits_for_a_store_that_stalls_under_closed_and_passes_at_once_u
             .limit(policy("their-api", "9/1s"), ours())
             .max_wait(ms(2_000));
         let start = Instant::now();
-        assert_eq!(
-            get(client(layer, Arc::default())).await,
-            status,
-            "{failure_policy:?}"
-        );
-        assert!(
-            waits.contains(&start.elapsed()),
-            "{failure_policy:?}: {:?}",
-            start.elapsed()
-        );
+        assert_eq!(get(&layer).await, status, "{failure_policy:?}");
+        let waited = start.elapsed();
+        assert!(waits.contains(&waited), "{failure_policy:?}: {waited:?}");
     }
 }
 
@@ -423,7 +372,7 @@ async fn requests_that_pass_while_a_store_is_silent_do_not_wait_for_each_other()
             .limit(policy("api", "999/1s"), user("alice"))
             .max_wait(ms(10_000));
         let start = Instant::now();
-        let requests = (0..200).map(|_| get(client(layer.clone(), Arc::default())));
+        let requests = (0..200).map(|_| get(&layer));
         assert_eq!(join_all(requests).await, [StatusCode::OK; 200]);
         let waited = start.elapsed();
         assert!(waited < ms(1_000), "{waited:?}");
@@ -452,7 +401,7 @@ async fn where_the_queue_moves_too_slowly_a_caller_asks_out_of_turn() {
         let check = check.clone();
         StoreFuture::pending(async move {
             sleep(ms(60)).await;
-            scripted::allowed(&check)
+            allowed(&check)
         })
     });
     let limiter = support::limiter(slow);
@@ -514,12 +463,7 @@ async fn a_round_trip_does_not_limit_how_many_are_admitted() {
     let store = Timed::with_latency(ms(10));
     let limiter = store.limiter();
     let callers = (0..1_000).map(|_| limiter.acquire(calls("5000/1s", 1), ms(200)));
-    assert!(
-        join_all(callers)
-            .await
-            .into_iter()
-            .all(|it| it.unwrap().is_allowed())
-    );
+    assert!(all_admitted(callers).await);
     // One caller asks first, and then 256 at the same time.
     assert_eq!(store.now_ms(), 50);
 }
@@ -538,11 +482,8 @@ async fn a_block_is_waited_out_to_the_millisecond_where_the_limiter_says_so_and_
         let limiter = store.limiter().wait_for_blocks(waits);
         limiter.block(&ours(), until).await.unwrap();
         let waiting = async {
-            let decision = limiter
-                .acquire(calls("9/1s", 1), ms(most_ms))
-                .await
-                .unwrap();
-            (decision.is_allowed(), store.now_ms())
+            let decision = limiter.acquire(calls("9/1s", 1), ms(most_ms)).await;
+            (decision.unwrap().is_allowed(), store.now_ms())
         };
         let unblocking = async {
             sleep(unblocked_after).await;
@@ -580,11 +521,8 @@ async fn a_reset_and_a_settlement_that_gives_back_are_heard_at_once() {
         async |limiter: &Limiter, _: &Usage| reset(limiter, calls("2/10s@exact", 0)).await;
     // Only the name of the policy counts, and clones share the queues.
     let by_clone = async |limiter: &Limiter, _: &Usage| {
-        reset(
-            &limiter.clone().on_failure(FailurePolicy::Closed),
-            calls("7/1m", 0),
-        )
-        .await;
+        let clone = limiter.clone().on_failure(FailurePolicy::Closed);
+        reset(&clone, calls("7/1m", 0)).await;
     };
     let by_settlement = async |limiter: &Limiter, usage: &Usage| {
         limiter.settle(usage, |_| 0).await.unwrap();
@@ -604,17 +542,11 @@ async fn only_a_refund_of_the_policy_and_key_wakes_a_caller() {
         limiter.reset(&policy, &user("other")).await.unwrap();
     };
     let other_policy = async |limiter: &Limiter, _: &Usage| {
-        limiter
-            .reset(&policy("other", "2/10s@exact"), &ours())
-            .await
-            .unwrap();
+        let policy = policy("other", "2/10s@exact");
+        limiter.reset(&policy, &ours()).await.unwrap();
     };
-    let asked_until = |last_ms| {
-        (
-            last_ms,
-            vec![0, 0, 2_000, 4_000, 6_000, 8_000, 10_000, last_ms],
-        )
-    };
+    let every_two = [0, 0, 2_000, 4_000, 6_000, 8_000, 10_000];
+    let asked_until = |last_ms| (last_ms, [&every_two[..], &[last_ms]].concat());
     // Further units count from the settlement on.
     assert_eq!(admitted_after(more).await, asked_until(10_301));
     assert_eq!(admitted_after(other_key).await, asked_until(10_001));
@@ -659,54 +591,36 @@ async fn a_request_that_waits_is_admitted_when_the_response_of_another_gives_bac
         // Long enough for the third request, even without refunds.
         .max_wait(LONG * 240)
         .settle(|_, _| 0);
-    let client = ServiceBuilder::new()
-        .layer(layer)
-        .service_fn(async |_: Request<String>| {
-            sleep(ms(40)).await;
-            Ok::<_, Infallible>(Response::new(String::new()))
-        });
+    let client = layer.layer(service_fn(async |request: Request<String>| {
+        sleep(ms(40)).await;
+        Ok::<_, Infallible>(Response::new(request.into_body()))
+    }));
     let start = Instant::now();
-    assert_eq!(
-        join_all((0..3).map(|_| get(client.clone()))).await,
-        [StatusCode::OK; 3]
-    );
+    for response in join_all((0..3).map(|_| client.clone().oneshot(to("/")))).await {
+        assert_eq!(response.unwrap().status(), 200);
+    }
     assert_eq!(start.elapsed(), ms(120));
 }
 
-async fn get(
-    client: impl tower::Service<Request<String>, Response = Response<String>, Error = Infallible>,
-) -> StatusCode {
-    client
-        .oneshot(Request::new(String::new()))
-        .await
-        .unwrap()
-        .status()
-}
-
-/// The layer around a service that records the times of calls.
-fn client(
-    layer: RateLimitLayer,
-    called: Arc<Mutex<Vec<Instant>>>,
-) -> impl tower::Service<Request<String>, Response = Response<String>, Error = Infallible, Future: Send>
-+ Clone {
-    ServiceBuilder::new()
-        .layer(layer)
-        .service_fn(move |_: Request<String>| {
-            called.lock().unwrap().push(Instant::now());
-            std::future::ready(Ok(Response::new(String::new())))
-        })
+async fn get(layer: &RateLimitLayer) -> StatusCode {
+    send(layer, to("/")).await.status()
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_layer_around_a_client_lets_requests_wait_and_answers_those_that_cannot() {
-    let called = Arc::default();
+    let called = Arc::<Mutex<Vec<Instant>>>::default();
     let layer = support::layer(Timed::new().store)
         .limit(policy("their-api", "2/1s@exact"), ours())
         .max_wait(ms(1_500));
-    let client = client(layer, Arc::clone(&called));
+    let calls = called.clone();
+    let client = layer.layer(answering(move |request| {
+        calls.lock().unwrap().push(Instant::now());
+        Response::new(request.into_body())
+    }));
     let start = Instant::now();
-    let statuses = join_all((0..5).map(|_| get(client.clone()))).await;
-    assert_eq!(statuses, [200, 200, 200, 200, 429]);
+    let responses = join_all((0..5).map(|_| client.clone().oneshot(to("/")))).await;
+    let statuses = responses.into_iter().map(|it| it.unwrap().status());
+    assert_eq!(statuses.collect::<Vec<_>>(), [200, 200, 200, 200, 429]);
     let called = called.lock().unwrap();
     let times: Vec<u128> = called.iter().map(|it| (*it - start).as_millis()).collect();
     assert_eq!(times, [0, 0, 1_001, 1_001]);
@@ -715,26 +629,20 @@ async fn a_layer_around_a_client_lets_requests_wait_and_answers_those_that_canno
 #[tokio::test(start_paused = true)]
 async fn a_key_that_is_looked_up_waits_as_others_do_and_the_deadline_holds_for_the_look_up() {
     let client = |delay: Duration| {
-        let look_up = move |_: &http::request::Parts| async move {
+        let look_up = move |_: &Parts| async move {
             sleep(delay).await;
             let [charge] = calls("2/1s@exact", 1);
             charge
         };
         let limiter = Timed::new().limiter().on_failure(FailurePolicy::Closed);
         let layer = support::layer(limiter).charge_async(look_up);
-        client(layer.max_wait(LONG), Arc::default())
+        layer.max_wait(LONG)
     };
     let (start, quick) = (Instant::now(), client(ms(50)));
-    assert_eq!(
-        join_all((0..3).map(|_| get(quick.clone()))).await,
-        [StatusCode::OK; 3]
-    );
+    assert_eq!(join_all((0..3).map(|_| get(&quick))).await, [200; 3]);
     assert_eq!(start.elapsed(), ms(1_051));
     let start = Instant::now();
-    assert_eq!(
-        get(client(ms(1_500))).await,
-        StatusCode::SERVICE_UNAVAILABLE
-    );
+    assert_eq!(get(&client(ms(1_500))).await, 503);
     assert_eq!(start.elapsed(), ms(1_000));
 }
 
@@ -749,10 +657,8 @@ async fn a_shadow_is_decided_when_its_caller_is_admitted_and_makes_nobody_wait()
         let charges = charges.chain([Charge::new(&shadow, ours(), 1)]);
         let decision = limiter.acquire(charges, LONG).await.unwrap();
         assert!(decision.is_allowed());
-        times.push((
-            store.now_ms(),
-            decision.usage().shadow().unwrap().is_allowed(),
-        ));
+        let shadow = decision.usage().shadow().unwrap();
+        times.push((store.now_ms(), shadow.is_allowed()));
     }
     assert_eq!(times, [(0, true), (0, false), (1_001, false)]);
     // The third caller has to ask twice.

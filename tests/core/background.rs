@@ -1,7 +1,7 @@
 //! Work that no request waits for is done in a thread of the process, whatever becomes of the runtimes of callers.
 
-use support::{prelude::*, runtime, scripted::unavailable, trace::traced_here};
-use tokio::{runtime::Builder, sync::Notify};
+use support::{prelude::*, runtime};
+use tokio::runtime::Builder;
 
 fn alice() -> Key {
     user("alice")
@@ -33,11 +33,11 @@ fn strikes_are_counted_outside_of_any_runtime() {
     let policy = policy("login", "1/1d").ban("2/1d=1h".parse().unwrap());
     let ask = || {
         let asked = limiter.check([Charge::new(&policy, alice(), 2)]);
-        futures::executor::block_on(asked).unwrap()
+        block_on(asked).unwrap()
     };
     assert!(is_denied(&ask()));
     assert!(is_denied(&ask()));
-    futures::executor::block_on(limiter.strikes_counted());
+    block_on(limiter.strikes_counted());
     assert!(is_blocked(&ask()));
 }
 
@@ -81,12 +81,12 @@ fn runtimes_one_after_the_other_take_and_return_the_one_slot() {
         // Dropped with the runtime.
         runtime.spawn(async move {
             let _slot = slot;
-            std::future::pending::<()>().await;
+            pending::<()>().await;
         });
     }
     finish(&limiter);
     let look = [Charge::new(&jobs(), alice(), 0)];
-    let usage = futures::executor::block_on(limiter.peek(look)).unwrap();
+    let usage = block_on(limiter.peek(look)).unwrap();
     assert_eq!(remaining(&usage), [1]);
 }
 
@@ -121,15 +121,21 @@ fn a_settlement_whose_runtime_has_ended_is_made_all_the_same() {
     }
 }
 
-#[test]
-fn a_settlement_whose_caller_leaves_goes_on() {
+/// A limiter over a store that makes a settlement when this is notified, and a policy.
+fn delaying() -> (Limiter, Policy, Arc<Notify>) {
     let arrives = Arc::new(Notify::new());
     let arriving = Arc::clone(&arrives);
     let store = Fated::new(MemoryStore::new(), move |asked| match asked {
         Asked::Execute(Operation::Settle(_)) => Fate::Delayed(Arc::clone(&arriving)),
         _ => Fate::Answered,
     });
-    let (limiter, tokens) = (limiter(store).timeout(MINUTE), policy("tokens", "1000/1h"));
+    let limiter = limiter(store).timeout(MINUTE);
+    (limiter, policy("tokens", "1000/1h"), arrives)
+}
+
+#[test]
+fn a_settlement_whose_caller_leaves_goes_on() {
+    let (limiter, tokens, arrives) = delaying();
     runtime().block_on(async {
         let decision = check(&limiter, &tokens, "alice", 500).await;
         let mut settling = Box::pin(limiter.settle(decision.usage(), |_| 7));
@@ -160,10 +166,9 @@ fn the_end_of_a_process_waits_no_longer_than_it_is_asked_to() {
 #[cfg(target_os = "linux")]
 fn workers() -> usize {
     let threads = std::fs::read_dir("/proc/self/task").unwrap();
-    let names = threads.map(|it| std::fs::read_to_string(it.unwrap().path().join("comm")));
-    names
-        .filter(|it| it.as_ref().is_ok_and(|it| it.trim() == "sluicegate"))
-        .count()
+    let mut names = threads.map(|it| std::fs::read_to_string(it.unwrap().path().join("comm")));
+    let is_worker = |it: std::io::Result<String>| it.is_ok_and(|it| it.trim() == "sluicegate");
+    names.by_ref().map(is_worker).filter(|it| *it).count()
 }
 
 /// Runs the test of this name in a process of its own, since other tests start the thread. Returns whether this is it.
@@ -173,29 +178,21 @@ fn is_alone(name: &str, set: &[(&str, &str)]) -> bool {
         return true;
     }
     let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
-    alone.args([
-        "--exact",
-        &format!("background::{name}"),
-        "--test-threads",
-        "1",
-    ]);
+    alone.args(["--test-threads", "1", "--exact"]);
+    alone.arg(format!("background::{name}"));
     let alone = alone.env(CHILD, "1").envs(set.iter().copied()).output();
     let alone = alone.unwrap();
     let output = String::from_utf8_lossy(&alone.stdout);
-    assert!(
-        alone.status.success() && output.contains("1 passed"),
-        "{output}"
-    );
+    let has_passed = alone.status.success() && output.contains("1 passed");
+    assert!(has_passed, "{output}");
     false
 }
 
 #[cfg(target_os = "linux")]
 #[test]
 fn denials_over_a_memory_store_start_no_thread_and_are_counted() {
-    if !is_alone(
-        "denials_over_a_memory_store_start_no_thread_and_are_counted",
-        &[],
-    ) {
+    let name = "denials_over_a_memory_store_start_no_thread_and_are_counted";
+    if !is_alone(name, &[]) {
         return;
     }
     runtime().block_on(async {
@@ -222,13 +219,7 @@ fn a_thread_that_cannot_start_is_one_warning_and_runtimes_of_callers_do_its_work
     }
     assert!(std::thread::Builder::new().spawn(|| ()).is_err());
     let (trace, _guard) = traced_here();
-    let arrives = Arc::new(Notify::new());
-    let arriving = Arc::clone(&arrives);
-    let store = Fated::new(MemoryStore::new(), move |asked| match asked {
-        Asked::Execute(Operation::Settle(_)) => Fate::Delayed(Arc::clone(&arriving)),
-        _ => Fate::Answered,
-    });
-    let (limiter, tokens) = (limiter(store).timeout(MINUTE), policy("tokens", "1000/1h"));
+    let (limiter, tokens, arrives) = delaying();
     runtime().block_on(async {
         for expected in [993, 986] {
             let decision = check(&limiter, &tokens, "alice", 500).await;

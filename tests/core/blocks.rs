@@ -1,12 +1,8 @@
 //! Bans and blocks in a memory store.
 
-use std::sync::{Barrier, PoisonError};
+use std::sync::Barrier;
 
-use support::{
-    log::Log,
-    prelude::*,
-    scripted::{Scripted, denied, unavailable},
-};
+use support::prelude::*;
 
 /// A policy that denies every [`charge`].
 fn policy(name: &str, ban: &str) -> Policy {
@@ -15,8 +11,7 @@ fn policy(name: &str, ban: &str) -> Policy {
 }
 
 fn memory() -> (Limiter, ManualClock) {
-    let clock = ManualClock::new(START_MS);
-    let store = MemoryStore::new().clock(clock.clone());
+    let (store, clock) = support::prelude::memory();
     (support::limiter(store), clock)
 }
 
@@ -58,10 +53,7 @@ async fn a_denial_strikes_only_the_identities_that_a_policy_with_a_ban_denies() 
         ]
     };
     for _ in 0..2 {
-        assert!(matches!(
-            check(&limiter, charges()).await,
-            Decision::Denied(_)
-        ));
+        assert!(is_denied(&check(&limiter, charges()).await));
     }
     for (name, expected) in [
         ("alice", Some(3_600_000)),
@@ -121,10 +113,8 @@ async fn strikes_of_long_values_wait_in_bounded_memory() {
     let long = |number| format!("{number}{}", "x".repeat(60_000));
     for round in 1..=2 {
         for number in 0..40 {
-            limiter
-                .check([charge(&policy, &long(number))])
-                .await
-                .unwrap();
+            let check = limiter.check([charge(&policy, &long(number))]);
+            check.await.unwrap();
         }
         limiter.strikes_counted().await;
         let banned = limiter.blocks(99).await.unwrap().len();
@@ -140,18 +130,14 @@ async fn a_blocked_identity_is_listed_by_a_short_label_and_told_from_others() {
     for name in names {
         limiter.block(&user(name), HOUR).await.unwrap();
     }
-    limiter
-        .block(&Key::secret("api-key", "sesame"), HOUR)
-        .await
-        .unwrap();
+    let secret = Key::secret("api-key", "sesame");
+    limiter.block(&secret, HOUR).await.unwrap();
     let listed = limiter.blocks(9).await.unwrap();
     let labels: Vec<_> = listed.iter().map(|it| it.identity()).collect();
     assert!(labels.iter().all(|label| label.len() <= 44), "{labels:?}");
     let count = |start: &str| labels.iter().filter(|it| it.starts_with(start)).count();
-    assert_eq!(
-        [count("user=#"), count("user=alice"), count("api-key=#")],
-        [2, 1, 1]
-    );
+    let counts = ["user=#", "user=alice", "api-key=#"].map(count);
+    assert_eq!(counts, [2, 1, 1]);
     for name in names {
         assert!(blocked(&limiter, name).await.is_some());
         limiter.unblock(&user(name)).await.unwrap();
@@ -202,11 +188,8 @@ async fn a_caller_that_waits_in_vain_is_struck_once() {
     let (limiter, _) = memory();
     let policy = Policy::parse("login", "2/1m").unwrap();
     let policy = policy.ban("2/1d=1h".parse().unwrap());
-    assert!(
-        check(&limiter, [charge(&policy, "alice")])
-            .await
-            .is_allowed()
-    );
+    let first = check(&limiter, [charge(&policy, "alice")]).await;
+    assert!(first.is_allowed());
     for expected in [None, Some(3_600_000)] {
         let decision = limiter.acquire([charge(&policy, "alice")], Duration::from_secs(5));
         assert!(matches!(decision.await.unwrap(), Decision::Denied(_)));
@@ -234,79 +217,54 @@ async fn try_acquire_strikes_and_a_peek_does_not() {
 
 #[tokio::test]
 async fn local_decisions_strike_no_identity() {
-    let store = Recording::new(|check| {
+    let script = Scripted::new(|check| {
         StoreFuture::ready(match check.enforces_blocks() {
             true => Err(unavailable()),
             false => denied(check, 1),
         })
     });
-    let limiter = support::limiter(store.clone()).on_failure(FailurePolicy::Local);
+    let (store, calls) = recording(script, false);
+    let limiter = support::limiter(store).on_failure(FailurePolicy::Local);
     for _ in 0..5 {
         let decision = check(&limiter, [charge(&policy("login", "1/1d=1h"), "alice")]).await;
         assert!(is_denied(&decision));
         assert!(decision.usage().is_local());
     }
-    assert_eq!(store.calls(), 0);
+    assert_eq!(calls.lock().unwrap().len(), 0);
 }
 
-/// Decides with a script, and counts the calls of several operations. Each strike is one operation.
-#[derive(Debug)]
-struct Recording {
-    scripted: Arc<Scripted>,
-    calls: Mutex<Vec<Vec<Operation>>>,
-    hangs: bool,
-}
+type Calls = Arc<Mutex<Vec<Vec<Operation>>>>;
 
-impl Recording {
-    fn new(script: impl Fn(&Check) -> StoreFuture<Decision> + Send + Sync + 'static) -> Arc<Self> {
-        Arc::new(Self {
-            scripted: Scripted::new(script),
-            calls: Mutex::default(),
-            hangs: false,
-        })
-    }
-
-    fn calls(&self) -> usize {
-        self.calls
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .len()
-    }
-}
-
-impl Store for Recording {
-    fn check(&self, check: &Check) -> StoreFuture<Decision> {
-        self.scripted.check(check)
-    }
-
-    fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
-        self.scripted.execute(operation)
-    }
-
-    fn call(&self, operations: Vec<Operation>) -> CallFuture {
-        self.calls.lock().unwrap().push(operations);
-        if self.hangs {
-            return StoreFuture::pending(std::future::pending());
+/// Decides with a script, and records the calls of several operations, which fail or hang. Each strike is one operation.
+fn recording(script: Arc<Scripted>, hangs: bool) -> (impl Store, Calls) {
+    let calls = Calls::default();
+    let record = calls.clone();
+    let store = Fated::by_call(script, move |asked| {
+        let Asked::Call(operations) = asked else {
+            return Fate::Answered;
+        };
+        record.lock().unwrap().push(operations.to_vec());
+        match hangs {
+            true => Fate::Hangs,
+            false => Fate::unavailable(),
         }
-        StoreFuture::ready(Err(unavailable()))
-    }
+    });
+    (store, calls)
 }
 
 #[tokio::test]
 async fn at_most_1024_identities_wait_and_those_that_do_are_struck_on() {
-    let store = Recording::new(|check| StoreFuture::ready(denied(check, 1)));
-    let limiter = support::limiter(store.clone());
+    let (store, calls) = recording(Scripted::denying_for(1), false);
+    let limiter = support::limiter(store);
     let policy = policy("login", "9/1d=1h");
     for _ in 0..2 {
         for name in 0..3_000 {
-            limiter
-                .check([charge(&policy, &name.to_string())])
-                .await
-                .unwrap();
+            let check = limiter.check([charge(&policy, &name.to_string())]);
+            check.await.unwrap();
         }
     }
     limiter.strikes_counted().await;
-    let calls = store.calls.lock().unwrap();
+    let calls = calls.lock().unwrap();
     assert_eq!(calls.len(), 1_024);
     for call in &*calls {
         let [Operation::Check(check)] = &call[..] else {
@@ -319,18 +277,14 @@ async fn at_most_1024_identities_wait_and_those_that_do_are_struck_on() {
 
 #[tokio::test(start_paused = true)]
 async fn a_store_that_cannot_count_costs_a_timeout_and_later_strikes_count() {
-    let store = Arc::new(Recording {
-        scripted: Scripted::denying_for(1),
-        calls: Mutex::default(),
-        hangs: true,
-    });
-    let limiter = support::limiter(store.clone()).timeout(SECOND);
+    let (store, calls) = recording(Scripted::denying_for(1), true);
+    let limiter = support::limiter(store).timeout(SECOND);
     let policy = policy("login", "1/1d=1h");
-    for calls in 1..4 {
-        let start = tokio::time::Instant::now();
+    for expected in 1..4 {
+        let start = Instant::now();
         check(&limiter, [charge(&policy, "alice")]).await;
         assert!(start.elapsed() < ms(1_100));
-        assert_eq!(store.calls(), calls);
+        assert_eq!(calls.lock().unwrap().len(), expected);
     }
 }
 
@@ -386,10 +340,8 @@ async fn a_store_full_of_blocks_says_so_and_has_room_when_one_has_ended() {
     // An operator can extend an existing block, and a time in the past needs no room.
     let block = limiter.block(&user("bob"), 2 * HOUR).await.unwrap();
     assert_eq!(block, Block::new(START_MS + 7_200_000, BlockedBy::Operator));
-    limiter
-        .block(&user("dave"), Until::After(Duration::ZERO))
-        .await
-        .unwrap();
+    let dave = user("dave");
+    limiter.block(&dave, Duration::ZERO).await.unwrap();
     clock.advance(MINUTE);
     limiter.block(&user("dave"), HOUR).await.unwrap();
     limiter.block(&user("erin"), HOUR).await.unwrap_err();
@@ -405,23 +357,13 @@ async fn a_check_enforces_blocks_if_its_limiter_does_or_a_policy_that_counts_ban
     let store = Scripted::allowing();
     let (plain, banning) = (Policy::parse("a", "9/1d").unwrap(), policy("b", "9/1d=1h"));
     let limiter = support::limiter(store.clone()).enforce_blocks(false);
+    let alone = || vec![charge(&plain, "alice")];
+    let with = |policy: &Policy, name| vec![charge(&plain, "alice"), charge(policy, name)];
     for (limiter, charges) in [
-        (&limiter, vec![charge(&plain, "alice")]),
-        (
-            &limiter,
-            vec![charge(&plain, "alice"), charge(&banning, "alice")],
-        ),
-        (
-            &limiter,
-            vec![
-                charge(&plain, "alice"),
-                charge(&banning.clone().shadow(), "bob"),
-            ],
-        ),
-        (
-            &support::limiter(store.clone()),
-            vec![charge(&plain, "alice")],
-        ),
+        (&limiter, alone()),
+        (&limiter, with(&banning, "alice")),
+        (&limiter, with(&banning.clone().shadow(), "bob")),
+        (&support::limiter(store.clone()), alone()),
     ] {
         let _ = limiter.check(charges.clone()).await;
         let _ = limiter.peek(charges).await;

@@ -1,11 +1,6 @@
 //! A failing store is called once in each interval. All requests call it again after the first answer.
 
-use futures::future::join_all;
-use support::{
-    prelude::*,
-    scripted::{Scripted, allowed, unavailable},
-};
-use tokio::time::{Instant, advance, sleep};
+use support::prelude::*;
 
 const TIMEOUT: Duration = ms(100);
 const SHORTEST: Duration = ms(125);
@@ -16,30 +11,19 @@ fn charge() -> [Charge; 1] {
     [Charge::new(&policy, user("alice"), 1)]
 }
 
-/// Whether a store is up or down.
-#[derive(Clone, Default)]
-struct Health(Arc<AtomicBool>);
-
-impl Health {
-    fn set(&self, is_up: bool) {
-        self.0.store(is_up, SeqCst);
-    }
-
-    /// A store that does not answer while it is down.
-    fn silent() -> (Self, Arc<Scripted>) {
-        let health = Self::default();
-        let is_up = health.0.clone();
-        let store = Scripted::new(move |check| match is_up.load(SeqCst) {
-            true => StoreFuture::ready(allowed(check)),
-            false => StoreFuture::pending(std::future::pending()),
-        });
-        (health, store)
-    }
+/// Whether a store is up, and the store, which does not answer while it is down.
+fn silent() -> (Arc<AtomicBool>, Arc<Scripted>) {
+    let health = Arc::<AtomicBool>::default();
+    let is_up = health.clone();
+    let store = Scripted::new(move |check| match is_up.load(SeqCst) {
+        true => StoreFuture::ready(allowed(check)),
+        false => StoreFuture::pending(pending()),
+    });
+    (health, store)
 }
 
 async fn kind(limiter: &Limiter) -> Option<StoreErrorKind> {
-    let decision = limiter.check(charge()).await;
-    decision.err().map(|error| error.kind())
+    kind_of(limiter.check(charge()).await)
 }
 
 /// Five failures in a row open it.
@@ -61,7 +45,7 @@ async fn recovers(limiter: &Limiter) -> Duration {
 
 #[tokio::test(start_paused = true)]
 async fn after_five_failures_in_a_row_one_probe_waits_each_interval_and_all_others_fail_at_once() {
-    let (_, store) = Health::silent();
+    let (_, store) = silent();
     let limiter = support::limiter(store.clone());
     for _ in 0..5 {
         assert_eq!(kind(&limiter).await, Some(StoreErrorKind::Timeout));
@@ -107,11 +91,11 @@ async fn an_answer_that_is_no_decision_keeps_it_closed_too() {
 
 #[tokio::test(start_paused = true)]
 async fn callers_who_wait_in_vain_while_others_are_answered_do_not_open_it() {
-    let (health, store) = Health::silent();
+    let (health, store) = silent();
     let answers_late = health.clone();
     let store = Scripted::new(move |check| {
         let (decision, answer) = (allowed(check), store.check(check));
-        match answers_late.0.swap(false, SeqCst) {
+        match answers_late.swap(false, SeqCst) {
             true => StoreFuture::pending(async {
                 sleep(TIMEOUT / 2).await;
                 decision
@@ -121,7 +105,7 @@ async fn callers_who_wait_in_vain_while_others_are_answered_do_not_open_it() {
     });
     let limiter = support::limiter(store);
     for _ in 0..9 {
-        health.set(true);
+        health.store(true, SeqCst);
         let all = join_all((0..20).map(|_| kind(&limiter))).await;
         let late = |it: &&Option<StoreErrorKind>| **it == Some(StoreErrorKind::Timeout);
         assert_eq!(all.iter().filter(late).count(), 19);
@@ -135,7 +119,7 @@ async fn callers_who_wait_in_vain_while_others_are_answered_do_not_open_it() {
 
 #[tokio::test(start_paused = true)]
 async fn a_thousand_callers_of_one_dead_call_are_one_failure() {
-    let (_, store) = Health::silent();
+    let (_, store) = silent();
     let limiter = support::limiter(store.clone());
     for _ in 0..4 {
         join_all((0..1_000).map(|_| kind(&limiter))).await;
@@ -160,29 +144,29 @@ async fn failures_count_once_in_each_half_timeout() {
 #[tokio::test(start_paused = true)]
 async fn a_store_that_is_back_is_asked_by_all_again_after_one_probe() {
     for _ in 0..20 {
-        let (health, store) = Health::silent();
+        let (health, store) = silent();
         let limiter = support::limiter(store);
         assert_opens(&limiter).await;
-        health.set(true);
+        health.store(true, SeqCst);
         let time = recovers(&limiter).await;
         assert!((SHORTEST..=LONGEST + ms(1)).contains(&time), "{time:?}");
         for _ in 0..20 {
             assert_eq!(kind(&limiter).await, None);
         }
         // After that, five failures open the breaker again.
-        health.set(false);
+        health.store(false, SeqCst);
         assert_opens(&limiter).await;
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn replicas_that_lost_the_store_together_do_not_come_back_together() {
-    let (health, store) = Health::silent();
+    let (health, store) = silent();
     let replicas: Vec<Limiter> = (0..40).map(|_| support::limiter(store.clone())).collect();
     for _ in 0..5 {
         join_all(replicas.iter().map(kind)).await;
     }
-    health.set(true);
+    health.store(true, SeqCst);
     let mut times = join_all(replicas.iter().map(recovers)).await;
     times.sort();
     // Forty random times within 250 ms: spread over more than half of that, with few at the same time.
@@ -193,11 +177,11 @@ async fn replicas_that_lost_the_store_together_do_not_come_back_together() {
 
 #[tokio::test(start_paused = true)]
 async fn callers_who_go_away_do_not_count_as_failures_and_do_not_keep_the_probe() {
-    let (health, store) = Health::silent();
+    let (health, store) = silent();
     let limiter = support::limiter(store);
     let hang_up = || async {
-        let left = tokio::time::timeout(ms(50), limiter.check(charge()));
-        left.await.unwrap_err();
+        let left = timeout(ms(50), limiter.check(charge())).await;
+        left.unwrap_err();
     };
     for _ in 0..50 {
         hang_up().await;
@@ -208,34 +192,32 @@ async fn callers_who_go_away_do_not_count_as_failures_and_do_not_keep_the_probe(
     advance(LONGEST).await;
     hang_up().await;
     assert_eq!(kind(&limiter).await, Some(StoreErrorKind::CircuitOpen));
-    health.set(true);
+    health.store(true, SeqCst);
     assert!(recovers(&limiter).await <= LONGEST);
 }
 
 #[tokio::test(start_paused = true)]
 async fn calls_from_before_a_switch_change_nothing_after_it() {
-    let (health, store) = Health::silent();
+    let (health, store) = silent();
     let limiter = support::limiter(store).timeout(Duration::from_secs(10));
-    let early: Vec<_> = (0..4)
-        .map(|_| {
-            let limiter = limiter.clone();
-            tokio::spawn(async move { kind(&limiter).await })
-        })
-        .collect();
+    let early = [(); 4].map(|()| {
+        let limiter = limiter.clone();
+        tokio::spawn(async move { kind(&limiter).await })
+    });
     sleep(Duration::from_secs(9)).await;
     let hasty = limiter.clone().timeout(TIMEOUT);
     for _ in 0..5 {
         hasty.check(charge()).await.unwrap_err();
     }
-    health.set(true);
+    health.store(true, SeqCst);
     recovers(&hasty).await;
     for failure in early {
         assert_eq!(failure.await.unwrap(), Some(StoreErrorKind::Timeout));
     }
     // This would be the fifth failure, if the early ones counted.
-    health.set(false);
+    health.store(false, SeqCst);
     assert_eq!(kind(&hasty).await, Some(StoreErrorKind::Timeout));
-    health.set(true);
+    health.store(true, SeqCst);
     assert_eq!(kind(&hasty).await, None);
 }
 
@@ -257,11 +239,7 @@ async fn lost_waits_open_it_and_answers_do_not_whatever_they_say() {
             assert_eq!(kind(&limiter).await, Some(failure));
             advance(TIMEOUT / 2).await;
         }
-        let expected = if opens {
-            StoreErrorKind::CircuitOpen
-        } else {
-            failure
-        };
+        let expected = [failure, StoreErrorKind::CircuitOpen][usize::from(opens)];
         assert_eq!(kind(&limiter).await, Some(expected), "{failure:?}");
     }
 }
@@ -274,7 +252,7 @@ async fn a_refusal_between_two_lost_waits_is_an_answer_and_closes_an_open_one() 
             let answers = answers.clone();
             move |_| match answers.load(SeqCst) {
                 true => StoreFuture::ready(Err(StoreError::new(kind, "told to"))),
-                false => StoreFuture::pending(std::future::pending()),
+                false => StoreFuture::pending(pending()),
             }
         });
         let limiter = support::limiter(store);
@@ -297,44 +275,41 @@ async fn a_refusal_between_two_lost_waits_is_an_answer_and_closes_an_open_one() 
 
 #[tokio::test(start_paused = true)]
 async fn all_calls_of_a_limiter_and_its_clones_go_through_one_breaker() {
-    let (health, store) = Health::silent();
+    let (health, store) = silent();
     let limiter = support::limiter(store);
     let clone = limiter.clone().on_failure(FailurePolicy::Closed);
-    health.set(true);
+    health.store(true, SeqCst);
     let usage = limiter.check(charge()).await.unwrap().usage().clone();
-    health.set(false);
-    let [charge] = charge();
+    health.store(false, SeqCst);
     for _ in 0..2 {
-        limiter.check([charge.clone()]).await.unwrap_err();
-        clone.peek([charge.clone()]).await.unwrap_err();
+        limiter.check(charge()).await.unwrap_err();
+        clone.peek(charge()).await.unwrap_err();
     }
-    assert!(!clone.try_acquire([charge.clone()]).await);
+    assert!(!clone.try_acquire(charge()).await);
     let start = Instant::now();
-    let circuit_open = |error: StoreError| assert_eq!(error.kind(), StoreErrorKind::CircuitOpen);
-    circuit_open(limiter.check([charge.clone()]).await.unwrap_err());
-    circuit_open(limiter.peek([charge.clone()]).await.unwrap_err());
-    circuit_open(limiter.settle(&usage, |_| 0).await.unwrap_err());
-    circuit_open(
-        limiter
-            .reset(charge.policy(), charge.key())
-            .await
-            .unwrap_err(),
-    );
-    let waits = clone.acquire([charge.clone()], Duration::ZERO).await;
-    circuit_open(waits.unwrap_err());
-    assert!(limiter.try_acquire([charge.clone()]).await);
-    assert!(!clone.try_acquire([charge]).await);
+    let [one] = charge();
+    for kind in [
+        kind_of(limiter.check(charge()).await),
+        kind_of(limiter.peek(charge()).await),
+        kind_of(limiter.settle(&usage, |_| 0).await),
+        kind_of(limiter.reset(one.policy(), one.key()).await),
+        kind_of(clone.acquire(charge(), Duration::ZERO).await),
+    ] {
+        assert_eq!(kind, Some(StoreErrorKind::CircuitOpen));
+    }
+    assert!(limiter.try_acquire(charge()).await);
+    assert!(!clone.try_acquire(charge()).await);
     assert_eq!(start.elapsed(), Duration::ZERO);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_settlement_that_the_breaker_kept_back_can_be_made_later() {
-    let (health, store) = Health::silent();
+    let (health, store) = silent();
     let limiter = support::limiter(store);
-    health.set(true);
+    health.store(true, SeqCst);
     let settled_late = limiter.check(charge()).await.unwrap().usage().clone();
     let lost = limiter.check(charge()).await.unwrap().usage().clone();
-    health.set(false);
+    health.store(false, SeqCst);
     // The store may have executed a settlement that was sent.
     let error = limiter.settle(&lost, |_| 0).await.unwrap_err();
     assert!(!error.is_unsent(), "{error}");
@@ -363,7 +338,7 @@ async fn with_an_interval_of_zero_every_request_asks() {
 #[tokio::test(start_paused = true)]
 async fn a_silent_store_is_given_up_under_a_timeout_that_the_timer_is_coarse_for() {
     for timeout_us in [1_000, 2_000, 3_000] {
-        let (_, store) = Health::silent();
+        let (_, store) = silent();
         let limiter = support::limiter(store).timeout(Duration::from_micros(timeout_us));
         // The timer counts whole milliseconds, and this wait begins between two of them.
         advance(Duration::from_micros(100)).await;

@@ -2,9 +2,7 @@
 //! the excess of the responses under way bounds by how much the budget is exceeded, as `docs/guide/costs.md` says. Units
 //! count from the time at which they are known to be used.
 
-use std::time::Duration;
-
-use sluicegate::{Charge, Key, Limiter, MemoryStore, Policy, Usage, manual_clock::ManualClock};
+use support::prelude::*;
 
 const BUDGET: u64 = 1_000;
 const WINDOW_MS: u64 = 60_000;

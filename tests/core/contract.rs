@@ -9,12 +9,7 @@ mod memory {
     };
     use support::{rows::rows, sentence::of_each_row, trace::traced};
 
-    support::contract!(new);
-    support::calls!(new);
-    support::contributors!(new);
-    support::denials!(new);
-    support::blocks!(new);
-    support::kinds!(new);
+    support::contracts!(new: contract calls contributors denials blocks kinds);
 
     async fn new() -> (MemoryStore, ManualClock) {
         let clock = ManualClock::new(0);

@@ -2,26 +2,14 @@
 //! same.
 
 use proptest::prelude::*;
-use sluicegate::store::{Check, redis::inspect::StoredValue};
-use support::{
-    hand_over::Halves,
-    history::{
-        History, Player, START_MS, calls, calls_of_all_kinds, few_cases, hot, large, move_clock,
-        spoiled_calls, wild, wild_kinds,
-    },
-    lua::LuaServer,
-    prelude::*,
-    vectors::{replay_all, replay_blocks, replay_kinds},
-};
+use sluicegate::store::redis::inspect::StoredValue;
+use support::{hand_over::Halves, history::*, lua::LuaServer, prelude::*, vectors::replay_all};
 
 /// The plain script, in Lua 5.4.
 mod without {
     use super::{LuaServer, ManualClock, RedisStore};
 
-    support::contract!(new);
-    support::calls!(new);
-    support::blocks!(new);
-    support::kinds!(new);
+    support::contracts!(new: contract calls blocks kinds);
 
     async fn new() -> (RedisStore, ManualClock) {
         super::plain(&LuaServer::new())
@@ -47,8 +35,6 @@ async fn no_common_case_is_handed_over_to_the_plain_script() {
 #[tokio::test]
 async fn the_plain_script_agrees_with_the_vectors() {
     replay_all(async || plain(&LuaServer::new())).await;
-    replay_blocks(async || plain(&LuaServer::new())).await;
-    replay_kinds(async || plain(&LuaServer::new())).await;
 }
 
 #[test]

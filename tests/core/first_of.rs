@@ -3,9 +3,7 @@
 use support::{
     first_of::{CREDITS, Charged, PLAN, credits, lists, names, plan, rush, used, user},
     prelude::*,
-    scripted::{Scripted, allowed, denied},
 };
-use tokio::time::Instant;
 
 fn charge(policy: &Policy) -> Charge {
     Charge::new(policy, user("alice"), 1)
@@ -25,30 +23,23 @@ async fn first<const N: usize>(limiter: &Limiter, policies: [&Policy; N]) -> Dec
 }
 
 /// Records decisions, blocks and errors.
-#[derive(Clone, Default)]
-struct Seen(Arc<Mutex<Vec<String>>>);
-
-impl Observer for Seen {
-    fn on_event(&self, event: &Event<'_>) {
-        let text = match event {
-            Event::Decision { decision, .. } => {
-                let names = decision.policies().map(|it| it.policy().name().to_owned());
-                let names: Vec<String> = names.collect();
-                format!("{} {}", names.join("+"), decision.is_allowed())
-            }
-            Event::Blocked { .. } => "blocked".to_owned(),
-            Event::Error { error, .. } => format!("{:?}", error.kind()),
-            Event::NearLimit { policy, .. } => format!("{} near its limit", policy.name()),
-            _ => return,
-        };
-        self.0.lock().unwrap().push(text);
-    }
+fn seen() -> Log {
+    Log::of(|event| match event {
+        Event::Decision { decision, .. } => {
+            let names = decision.policies().map(|it| it.policy().name().to_owned());
+            let names: Vec<String> = names.collect();
+            Some(format!("{} {}", names.join("+"), decision.is_allowed()))
+        }
+        Event::Blocked { .. } => Some("blocked".to_owned()),
+        Event::Error { error, .. } => Some(format!("{:?}", error.kind())),
+        Event::NearLimit { policy, .. } => Some(format!("{} near its limit", policy.name())),
+        _ => None,
+    })
 }
 
-impl Seen {
-    fn take(&self) -> Vec<String> {
-        std::mem::take(&mut self.0.lock().unwrap())
-    }
+/// The names of decisions, and whether they allow.
+fn named<const N: usize>(expected: [(&str, bool); N]) -> [(String, bool); N] {
+    expected.map(|(name, allowed)| (name.to_owned(), allowed))
 }
 
 /// Denies by the policies of these names, for these times, and allows the rest.
@@ -113,7 +104,7 @@ async fn leases_of_several_processes_never_charge_above_either_limit() {
 
 #[tokio::test]
 async fn only_the_answer_is_observed_counted_and_strikes() {
-    let seen = Seen::default();
+    let seen = seen();
     let limiter = support::limiter(MemoryStore::new())
         .observer(seen.clone())
         .near_limit_at(100);
@@ -165,9 +156,8 @@ async fn a_list_that_has_the_denying_charge_is_not_tried() {
     let all = policy("all", "1000000/1h");
     let everything = Charge::new(&all, Key::new("service", "all"), 1_000_000);
     assert!(limiter.check([everything]).await.unwrap().is_allowed());
-    let denied = limiter
-        .check_first(lists(&user("alice"), &user("alice")))
-        .await;
+    let lists = lists(&user("alice"), &user("alice"));
+    let denied = limiter.check_first(lists).await;
     assert_eq!(names(&denied.unwrap()), ["all", "plan"]);
     assert_eq!(store.checks().len(), 2);
 }
@@ -199,7 +189,7 @@ async fn one_timeout_holds_for_all_tries() {
 
 #[tokio::test]
 async fn a_try_that_could_not_be_decided_is_the_last() {
-    let seen = Seen::default();
+    let seen = seen();
     let failing = Scripted::failing();
     let limiter = support::limiter(failing.clone()).observer(seen.clone());
     let [plan, credits] = plans(["5/1h", "5/1h"]);
@@ -224,10 +214,7 @@ async fn local_decisions_go_on_to_the_next_within_the_same_timeout() {
         }
         assert_eq!(store.checks().len(), 3, "the store is asked once for each");
         let expected = [("plan", true), ("credits", true), ("plan", false)];
-        assert_eq!(
-            charged,
-            expected.map(|(name, allowed)| (name.to_owned(), allowed))
-        );
+        assert_eq!(charged, named(expected));
     }
 }
 
@@ -275,14 +262,11 @@ async fn used_as_shadow(limiter: &Limiter, policy: &Policy) -> u64 {
 
 #[tokio::test]
 async fn shadows_have_alternatives_too_and_deny_nothing() {
-    let seen = Seen::default();
+    let seen = seen();
     let limiter = support::limiter(MemoryStore::new())
         .observer(seen.clone())
         .near_limit_at(100);
-    let (plan, credits) = (
-        policy("plan", "1/1h").shadow(),
-        policy("credits", "1/1h").shadow(),
-    );
+    let [plan, credits] = plans(["1/1h", "1/1h"]).map(Policy::shadow);
     let mut shadows = Vec::new();
     for _ in 0..3 {
         let decision = first(&limiter, [&plan, &credits]).await;
@@ -291,10 +275,7 @@ async fn shadows_have_alternatives_too_and_deny_nothing() {
         shadows.push((names(shadow)[0].to_owned(), shadow.is_allowed()));
     }
     let expected = [("plan", true), ("credits", true), ("plan", false)];
-    assert_eq!(
-        shadows,
-        expected.map(|(name, allowed)| (name.to_owned(), allowed))
-    );
+    assert_eq!(shadows, named(expected));
     assert_eq!(seen.take(), ["plan true", "credits true", "plan false"]);
 }
 
@@ -312,10 +293,7 @@ async fn alternatives_that_count_cannot_stand_beside_shadows() {
 #[tokio::test]
 async fn the_slots_of_the_alternative_that_was_charged_are_held() {
     let limiter = support::limiter(MemoryStore::new());
-    let (own, shared) = (
-        policy("own", "1/30s@concurrent"),
-        policy("shared", "1/30s@concurrent"),
-    );
+    let [own, shared] = ["own", "shared"].map(|name| policy(name, "1/30s@concurrent"));
     let lists = || one_each([&own, &shared]);
     let first = limiter.check_first(lists()).await.unwrap();
     let first = limiter.hold(&first).unwrap();
@@ -324,11 +302,9 @@ async fn the_slots_of_the_alternative_that_was_charged_are_held() {
     let second = limiter.hold(&second).unwrap();
     assert!(!limiter.check_first(lists()).await.unwrap().is_allowed());
     drop(second);
-    tokio::task::yield_now().await;
-    assert_eq!(
-        names(&limiter.check_first(lists()).await.unwrap()),
-        ["shared"]
-    );
+    yield_now().await;
+    let third = limiter.check_first(lists()).await.unwrap();
+    assert_eq!(names(&third), ["shared"]);
     drop(first);
 }
 
@@ -344,7 +320,7 @@ async fn a_settlement_goes_to_the_alternative_that_was_charged() {
 
 #[tokio::test]
 async fn the_notice_before_the_limit_is_that_of_the_alternative_that_was_charged() {
-    let seen = Seen::default();
+    let seen = seen();
     let limiter = support::limiter(MemoryStore::new()).observer(seen.clone());
     let [plan, credits] = plans(["1/1h", "1/1h"]);
     for _ in 0..2 {
@@ -362,8 +338,8 @@ async fn a_caller_that_leaves_between_two_tries_is_charged_nothing() {
     let limiter = support::limiter(store.clone());
     let [plan, credits] = plans(["0/1h", "5/1h"]);
     let caller = limiter.check_first(one_each([&plan, &credits]));
-    let left = tokio::time::timeout(ms(29), caller).await;
+    let left = timeout(ms(29), caller).await;
     assert!(left.is_err());
-    tokio::time::sleep(ms(100)).await;
+    sleep(ms(100)).await;
     assert_eq!(store.checks().len(), 1);
 }

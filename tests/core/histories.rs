@@ -2,10 +2,7 @@
 
 use proptest::prelude::*;
 use support::{
-    history::{
-        Calls, History, Player, agree, calls, calls_of_all_kinds, few_cases, move_clock, same,
-        steady, steady_kinds, wild, wild_kinds,
-    },
+    history::*,
     model::Model,
     prelude::*,
     promise::{admitted, assert_promise},
@@ -15,9 +12,7 @@ use support::{
 const MILLENNIUM_MS: u64 = 1_000 * 365 * 86_400_000;
 
 fn block_on(future: impl Future<Output = ()>) {
-    let mut builder = tokio::runtime::Builder::new_current_thread();
-    let runtime = builder.enable_time().build();
-    runtime.unwrap().block_on(future);
+    support::runtime().block_on(future);
 }
 
 async fn agrees_with_the_model(store: &dyn Store, clock: &ManualClock, history: &History) {
@@ -50,60 +45,53 @@ async fn assert_retry_is_exact(store: &dyn Store, clock: &ManualClock, history: 
     }
 }
 
+/// Two stores do the same, of which one is about to be full.
+fn two_agree(history: &History) {
+    let (store, clock) = memory();
+    let other = MemoryStore::new().capacity(64).clock(clock.clone());
+    block_on(agree(&store, &other, &clock, history));
+}
+
+fn a_call_is_its_operations(history: &History) {
+    let (store, clock) = memory();
+    let other = MemoryStore::new().clock(clock.clone());
+    let apart = Player::new(&other, history).calls(Calls::Apart);
+    block_on(same((Player::new(&store, history), apart), &clock, history));
+}
+
 proptest! {
     #[test]
-    fn the_memory_store_agrees_with_the_model(history in steady()) {
-        let (store, clock) = memory();
-        block_on(agrees_with_the_model(&store, &clock, &history));
+    fn the_memory_store_agrees_with_the_model(plain in steady(), any in steady_kinds()) {
+        for history in [plain, any] {
+            let (store, clock) = memory();
+            block_on(agrees_with_the_model(&store, &clock, &history));
+        }
     }
 
     #[test]
-    fn the_memory_store_agrees_with_the_model_about_all_kinds_of_rules(history in steady_kinds()) {
-        let (store, clock) = memory();
-        block_on(agrees_with_the_model(&store, &clock, &history));
+    fn two_memory_stores_agree_whatever_happens(plain in wild(), any in wild_kinds()) {
+        two_agree(&plain);
+        two_agree(&any);
     }
 
     #[test]
-    fn two_memory_stores_agree_about_all_kinds_of_rules(history in wild_kinds()) {
-        let (store, clock) = memory();
-        let other = MemoryStore::new().capacity(64).clock(clock.clone());
-        block_on(agree(&store, &other, &clock, &history));
+    fn no_span_of_a_window_holds_more_than_the_limit_with_leases_and_without(history in steady()) {
+        let [(store, clock), (leased, other_clock)] = [memory(), memory()];
+        let leases = support::leases(leased).clock(other_clock.clone());
+        let stores: [(&dyn Store, _); 2] = [(&store, clock), (&leases, other_clock)];
+        for (store, clock) in stores {
+            block_on(async {
+                assert_promise(&history, &admitted(&[store], &clock, &history).await);
+            });
+        }
     }
 
     #[test]
-    fn two_memory_stores_agree_whatever_happens(history in wild()) {
-        let (store, clock) = memory();
-        let other = MemoryStore::new().capacity(64).clock(clock.clone());
-        block_on(agree(&store, &other, &clock, &history));
-    }
-
-    #[test]
-    fn no_span_of_a_window_holds_more_than_the_limit(history in steady()) {
-        let (store, clock) = memory();
-        block_on(async {
-            assert_promise(&history, &admitted(&[&store], &clock, &history).await);
-        });
-    }
-
-    #[test]
-    fn no_span_of_a_window_holds_more_than_the_limit_with_leases(history in steady()) {
-        let (store, clock) = memory();
-        let leases = support::leases(store).clock(clock.clone());
-        block_on(async {
-            assert_promise(&history, &admitted(&[&leases], &clock, &history).await);
-        });
-    }
-
-    #[test]
-    fn retry_after_is_exact_for_all_kinds_of_rules(history in steady_kinds()) {
-        let (store, clock) = memory();
-        block_on(assert_retry_is_exact(&store, &clock, &history));
-    }
-
-    #[test]
-    fn retry_after_is_exact(history in steady()) {
-        let (store, clock) = memory();
-        block_on(assert_retry_is_exact(&store, &clock, &history));
+    fn retry_after_is_exact(plain in steady(), any in steady_kinds()) {
+        for history in [plain, any] {
+            let (store, clock) = memory();
+            block_on(assert_retry_is_exact(&store, &clock, &history));
+        }
     }
 }
 
@@ -111,20 +99,8 @@ proptest! {
     #![proptest_config(few_cases())]
 
     #[test]
-    fn a_call_does_what_its_operations_do_one_by_one_under_all_kinds_of_rules(
-        history in calls_of_all_kinds()
-    ) {
-        let (store, clock) = memory();
-        let other = MemoryStore::new().clock(clock.clone());
-        let apart = Player::new(&other, &history).calls(Calls::Apart);
-        block_on(same((Player::new(&store, &history), apart), &clock, &history));
-    }
-
-    #[test]
-    fn a_call_does_what_its_operations_do_one_by_one(history in calls()) {
-        let (store, clock) = memory();
-        let other = MemoryStore::new().clock(clock.clone());
-        let apart = Player::new(&other, &history).calls(Calls::Apart);
-        block_on(same((Player::new(&store, &history), apart), &clock, &history));
+    fn a_call_does_what_its_operations_do_one_by_one(plain in calls(), any in calls_of_all_kinds()) {
+        a_call_is_its_operations(&plain);
+        a_call_is_its_operations(&any);
     }
 }

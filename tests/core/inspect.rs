@@ -8,7 +8,7 @@ use std::{
 use proptest::prelude::*;
 use sluicegate::store::redis::inspect::{StoredValue, UnreadableValue};
 use support::{
-    history::{History, few_cases, large, steady, wild},
+    history::*,
     lua::LuaServer,
     prelude::*,
     stored::{answers_as_the_memory_store, foretells_the_script, has_the_steps_of_the_model},

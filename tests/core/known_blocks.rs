@@ -4,12 +4,8 @@ use std::time::SystemTime;
 
 use support::{
     flaky::{Flaky, State},
-    log::Log,
     prelude::*,
-    rows::hold,
 };
-
-const MS: Duration = ms(1);
 
 fn charge(name: &str) -> [Charge; 1] {
     let api = policy("api", "9/1d");
@@ -66,11 +62,8 @@ A block whose call failed is not known
 
 #[tokio::test(start_paused = true)]
 async fn a_block_that_this_process_made_holds_under_every_failure_policy() {
-    for policy in [
-        FailurePolicy::Open,
-        FailurePolicy::Closed,
-        FailurePolicy::Local,
-    ] {
+    use FailurePolicy::{Closed, Local, Open};
+    for policy in [Open, Closed, Local] {
         for state in [State::Down, State::Hanging] {
             let (store, limiter) = process();
             // Clones share what they know of blocks.
@@ -88,7 +81,7 @@ async fn a_block_that_this_process_made_holds_under_every_failure_policy() {
                 assert!(is_blocked(&waited));
             }
             let passes = limiter.try_acquire(charge("bob")).await;
-            assert_eq!(passes, policy != FailurePolicy::Closed, "{policy:?}");
+            assert_eq!(passes, policy != Closed, "{policy:?}");
         }
     }
 }
@@ -119,7 +112,7 @@ async fn an_answer_from_before_a_block_was_made_or_ended_here_changes_nothing() 
         store.is_now(State::Slow);
         let asking = limiter.clone();
         let check = tokio::spawn(async move { asking.check(charge("alice")).await });
-        tokio::task::yield_now().await;
+        yield_now().await;
         store.is_now(State::Up);
         match was_blocked {
             true => limiter.unblock(&user("alice")).await.unwrap(),
@@ -183,19 +176,14 @@ async fn a_check_for_which_leased_units_were_spent_leaves_a_block_of_their_ident
             clock.set(clock.now_ms() / 1_000 * 1_000 + 1_000);
         }
         assert!(limiter.try_acquire([leased(1)]).await);
-        for _ in 0..5 {
-            tokio::task::yield_now().await;
-        }
-        clock.advance(MS / 2);
+        others_run().await;
+        clock.advance(ms(1) / 2);
     }
     let elsewhere = support::limiter(store.clone());
     elsewhere.block(&user("alice"), HOUR).await.unwrap();
     assert_eq!(known(&limiter, "alice").await, Some(Some(HOUR)));
     let decision = limiter.check([leased(1)]).await.unwrap();
-    assert!(
-        decision.is_allowed(),
-        "units of a lease were spent: {decision:?}"
-    );
+    assert!(decision.is_allowed(), "leased units: {decision:?}");
     // The store decides a check that it alone can pay, and sees the block.
     let address = policy("address", "9/1d");
     let address = Charge::new(&address, Key::new("ip", "::1"), 1);

@@ -1,7 +1,6 @@
 //! A check that may have been sent, and whose answer comes when its caller has gone on: it costs what its request cost.
 
 use support::prelude::*;
-use tokio::{sync::Notify, time::sleep};
 
 const LATE: Duration = ms(150);
 
@@ -152,33 +151,21 @@ async fn a_future_that_is_dropped_keeps_its_charge_and_returns_its_slots() {
     assert!(futures::poll!(asked.as_mut()).is_pending());
     drop(asked);
     let look = memory.check(&check_of(&jobs, "alice", 0)).await.unwrap();
-    assert_eq!(
-        remaining(look.usage()),
-        [0],
-        "it is not returned before the answer"
-    );
+    assert_eq!(remaining(look.usage()), [0], "before the answer");
     support::finished(&limiter).await;
     let look = memory.check(&check_of(&jobs, "alice", 0)).await.unwrap();
     assert_eq!(remaining(look.usage()), [1]);
     assert_eq!(stored(&memory).await, 500);
 }
 
-#[derive(Default)]
-struct Seen(Mutex<Vec<String>>);
-
-impl Observer for Seen {
-    fn on_event(&self, event: &Event<'_>) {
-        let name = format!("{event:?}");
-        let (name, _) = name.split_once([' ', '(']).unwrap_or((&name, ""));
-        self.0.lock().unwrap().push(name.to_owned());
-    }
-}
-
 #[tokio::test(start_paused = true)]
 async fn a_late_answer_is_one_event_and_no_other() {
     let (_, store) = late();
-    let seen = Arc::new(Seen::default());
-    let limiter = support::limiter(store).observer(Arc::clone(&seen));
+    let seen = Log::of(|event| {
+        let name = format!("{event:?}");
+        Some(name.split([' ', '(']).next().unwrap().to_owned())
+    });
+    let limiter = support::limiter(store).observer(seen.clone());
     let limited = policy("tokens", "600/1h").ban("2/1d=1h".parse().unwrap());
     for _ in 0..3 {
         let asked = limiter.check([charge(&limited, "alice", 500).with_contributor(user("carol"))]);
@@ -186,18 +173,13 @@ async fn a_late_answer_is_one_event_and_no_other() {
     }
     support::finished(&limiter).await;
     limiter.strikes_counted().await;
-    let mut seen = seen.0.lock().unwrap().clone();
+    let mut seen = seen.lines();
     seen.sort();
     // The store has denied one of them.
-    assert_eq!(
-        seen,
-        ["Error", "Error", "Error", "LateAnswer", "LateAnswer"]
-    );
-    let by = limiter
-        .contributors(&limited, &user("alice"))
-        .await
-        .unwrap();
-    assert_eq!(by.iter().count(), 0);
+    let expected = ["Error", "Error", "Error", "LateAnswer", "LateAnswer"];
+    assert_eq!(seen, expected);
+    let by = limiter.contributors(&limited, &user("alice")).await;
+    assert_eq!(by.unwrap().iter().count(), 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -217,7 +199,7 @@ async fn a_waiter_is_woken_by_the_refund_of_a_late_answer() {
     });
     sleep(SECOND).await;
     answers.notify_one();
-    let begin = tokio::time::Instant::now();
+    let begin = Instant::now();
     assert!(waits.await.unwrap().unwrap().is_allowed());
     assert!(begin.elapsed() < SECOND);
 }
@@ -243,12 +225,8 @@ async fn what_costs_nothing_is_not_waited_for() {
     let store = Fated::new(memory, |_| Fate::Hangs);
     let limiter = support::limiter(store);
     assert!(limiter.peek(estimate()).await.is_err());
-    assert!(
-        limiter
-            .check([charge(&tokens(), "alice", 0)])
-            .await
-            .is_err()
-    );
+    let nothing = limiter.check([charge(&tokens(), "alice", 0)]).await;
+    assert!(nothing.is_err());
     assert_eq!(limiter.finish(Duration::ZERO).await, 0);
     assert!(limiter.check(estimate()).await.is_err());
     assert_eq!(limiter.finish(Duration::ZERO).await, 1);

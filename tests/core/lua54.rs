@@ -1,15 +1,7 @@
 //! Proves that the script has the same meaning in Lua 5.4 as in the Lua 5.1 of Redis.
 
 use proptest::prelude::*;
-use support::{
-    history::{
-        Act, Calls, History, Player, Spoiled, Step, agree, calls, calls_of_all_kinds, few_cases,
-        key_of, large, move_clock, same, spoiled_calls, taken_back, wild, wild_kinds,
-    },
-    lua::LuaServer,
-    prelude::*,
-    vectors::{replay_all, replay_blocks, replay_kinds},
-};
+use support::{history::*, lua::LuaServer, prelude::*, vectors::replay_all};
 
 fn store() -> (RedisStore, ManualClock) {
     let clock = ManualClock::new(0);
@@ -18,8 +10,7 @@ fn store() -> (RedisStore, ManualClock) {
 }
 
 mod blocks {
-    support::blocks!(new);
-    support::kinds!(new);
+    support::contracts!(new: blocks kinds);
 
     async fn new() -> (
         sluicegate::RedisStore,
@@ -32,8 +23,6 @@ mod blocks {
 #[tokio::test]
 async fn the_script_agrees_with_the_vectors() {
     replay_all(async || store()).await;
-    replay_blocks(async || store()).await;
-    replay_kinds(async || store()).await;
 }
 
 #[tokio::test]
@@ -125,84 +114,6 @@ fn the_script_takes_back_as_the_memory_store_does() {
 #[test]
 fn the_script_agrees_with_the_memory_store_however_much_is_charged() {
     agrees(large());
-}
-
-#[test]
-fn fills_and_shadows_in_one_call_agree_with_the_memory_store() {
-    let runtime = support::runtime();
-    proptest!(|(history in wild(), together in 1..5_usize)| {
-        let (script, clock) = store();
-        let memory = MemoryStore::new().clock(clock.clone());
-        clock.set(history.start_ms);
-        let mut version = 0;
-        for (index, steps) in history.steps.chunks(together).enumerate() {
-            move_clock(&clock, steps[0].gap_ms);
-            let operations: Vec<Operation> = steps
-                .iter()
-                .filter_map(|step| operation(&history, &step.act, index, &mut version))
-                .collect();
-            let (said, right) = runtime.block_on(async {
-                let said = script.call(operations.clone()).await.unwrap();
-                (said, memory.call(operations.clone()).await.unwrap())
-            });
-            let (said, right): (Vec<_>, Vec<_>) =
-                (said.iter().map(told).collect(), right.iter().map(told).collect());
-            prop_assert_eq!(said, right, "step {} at {}: {:?}", index, clock.now_ms(), operations);
-        }
-    });
-}
-
-/// The policies in the middle are shadows. Every other check is a batch.
-fn operation(history: &History, act: &Act, index: usize, version: &mut usize) -> Option<Operation> {
-    let policy = |policy: usize| {
-        let versions = &history.policies[policy];
-        versions[*version % versions.len()].clone()
-    };
-    match act {
-        Act::Check(charges) => {
-            let charges = charges.iter().map(|&(which, key, cost)| {
-                let policy = policy(which);
-                let policy = if which == 1 { policy.shadow() } else { policy };
-                Charge::new(&policy, key_of(key), cost)
-            });
-            let check = Check::new(charges).unwrap();
-            Some(match index % 2 {
-                0 => Operation::Check(check),
-                _ => {
-                    let count = u16::try_from(index % 17).unwrap();
-                    Operation::CheckBatch(CheckBatch::new(check, count))
-                }
-            })
-        }
-        Act::Reset(which, key) => Some(Operation::Reset {
-            policy: policy(*which),
-            key: key_of(*key),
-        }),
-        Act::NextRules(_) => {
-            *version += 1;
-            None
-        }
-        Act::Settle(..)
-        | Act::TakeBack(_)
-        | Act::Renew(_)
-        | Act::GiveBack(_)
-        | Act::Call(_)
-        | Act::Spoil(..) => None,
-    }
-}
-
-/// The decisions of a reply, each with that of its shadows.
-fn told(result: &Result<Reply, StoreError>) -> Vec<(Outcome, Option<Outcome>)> {
-    let decisions = match result.as_ref().unwrap() {
-        Reply::Check(decision) => std::slice::from_ref(decision),
-        Reply::CheckBatch(decisions) => decisions,
-        _ => &[],
-    };
-    let told = decisions.iter().map(|decision| {
-        let shadow = decision.usage().shadow().map(Outcome::from);
-        (Outcome::from(decision), shadow)
-    });
-    told.collect()
 }
 
 #[test]

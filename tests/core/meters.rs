@@ -1,8 +1,7 @@
 //! Meters of checks that handlers make themselves: settled when the last clone is dropped, however that happens.
 
 use sluicegate::middleware::CostMeter;
-use support::{cut_checks::cut_checks, prelude::*, scripted::unavailable, trace::traced};
-use tokio::time::Instant;
+use support::{cut_checks::cut_checks, prelude::*};
 
 fn policies() -> [Policy; 3] {
     ["input", "output", "money"].map(|name| Policy::parse(name, "1000/1h").unwrap())
@@ -42,11 +41,8 @@ async fn a_check_is_settled_when_the_last_clone_of_its_meter_is_dropped() {
     drop(clone);
     output.add(70);
     drop(output);
-    assert_eq!(
-        used_at_last(&limiter).await,
-        [10, 10, 10],
-        "a guard is left"
-    );
+    let used = used_at_last(&limiter).await;
+    assert_eq!(used, [10, 10, 10], "a guard is left");
     drop(guard);
     assert_eq!(used_at_last(&limiter).await, [3, 70, 400]);
 
@@ -84,9 +80,9 @@ async fn a_task_that_is_cancelled_or_panics_pays_what_it_has_metered() {
     meter.add(3);
     let task = tokio::spawn(async move {
         let _meter = meter;
-        std::future::pending::<()>().await;
+        pending::<()>().await;
     });
-    tokio::task::yield_now().await;
+    yield_now().await;
     task.abort();
     assert!(task.await.is_err());
     assert_eq!(used_at_last(&limiter).await, [3, 3, 3]);
@@ -168,7 +164,7 @@ fn a_meter_that_is_dropped_outside_of_its_runtime_is_settled_inside_or_in_the_ne
 #[test]
 fn a_meter_without_any_runtime_settles_all_the_same() {
     let limiter = support::limiter(MemoryStore::new());
-    let decision = futures::executor::block_on(checked(&limiter));
+    let decision = block_on(checked(&limiter));
     limiter.meter(&decision).add(3);
     let used = support::runtime().block_on(used_at_last(&limiter));
     assert_eq!(used, [3, 3, 3]);
@@ -189,10 +185,8 @@ fn a_name_that_is_not_charged_is_warned_of_once() {
         panic!("{lines:?}");
     };
     assert!(line.starts_with("WARN misconfigured: `CostMeter::under` names a policy"));
-    assert!(
-        line.contains(r#"policy="outputs" similar="output""#),
-        "{line}"
-    );
+    let names = r#"policy="outputs" similar="output""#;
+    assert!(line.contains(names), "{line}");
 }
 
 #[tokio::test]

@@ -1,6 +1,6 @@
 //! Notice before the limit: at most one in a window for each process and policy.
 
-use support::{prelude::*, scripted::Scripted};
+use support::prelude::*;
 
 /// 2027-02-28T23:00:00Z: March begins in Berlin.
 const START_MS: u64 = 1_803_855_600_000;
@@ -10,34 +10,16 @@ fn memory() -> (MemoryStore, ManualClock) {
     (MemoryStore::new().clock(clock.clone()), clock)
 }
 
-/// Writes down each notice.
-#[derive(Clone, Default)]
-struct Notices(Arc<Mutex<Vec<String>>>);
-
-impl Observer for Notices {
-    fn on_event(&self, event: &Event<'_>) {
+/// A limiter, and its notices.
+fn limiter(store: impl Store) -> (Limiter, Log) {
+    let notices = Log::of(|event| {
         let Event::NearLimit { policy, rule, .. } = event else {
-            return;
+            return None;
         };
+        let (name, left) = (policy.name(), rule.remaining());
         let shadow = if policy.is_shadow() { " shadow" } else { "" };
-        let line = format!(
-            "{} {} {}{shadow}",
-            policy.name(),
-            rule.rule(),
-            rule.remaining()
-        );
-        self.0.lock().unwrap().push(line);
-    }
-}
-
-impl Notices {
-    fn take(&self) -> Vec<String> {
-        std::mem::take(&mut *self.0.lock().unwrap())
-    }
-}
-
-fn limiter(store: impl Store) -> (Limiter, Notices) {
-    let notices = Notices::default();
+        Some(format!("{name} {} {left}{shadow}", rule.rule()))
+    });
     (support::limiter(store).observer(notices.clone()), notices)
 }
 
@@ -171,26 +153,21 @@ async fn nothing_is_noticed_without_a_charge_of_the_store_or_if_it_is_switched_o
     let slots = Policy::parse("slots", "1/30s@concurrent").unwrap();
     let decision = limiter.check([alice(&slots, 1)]).await.unwrap();
     assert!(decision.is_allowed());
-    let local = limiter_of_failing();
+    assert_eq!(notices.take(), [""; 0]);
+    let (local, notices) = self::limiter(Scripted::failing());
+    let local = local.on_failure(FailurePolicy::Local);
     for _ in 0..3 {
-        let decision = local.0.check([alice(&policy, 3)]).await.unwrap();
+        let decision = local.check([alice(&policy, 3)]).await.unwrap();
         assert!(decision.is_allowed() && decision.usage().is_local());
     }
-    assert_eq!((notices.take(), local.1.take()), (vec![], vec![]));
-}
-
-fn limiter_of_failing() -> (Limiter, Notices) {
-    let (limiter, notices) = limiter(Scripted::failing());
-    (limiter.on_failure(FailurePolicy::Local), notices)
+    assert_eq!(notices.take(), [""; 0]);
 }
 
 #[tokio::test]
 async fn a_shadow_gives_notice_apart() {
     let (limiter, notices) = limiter(memory().0);
-    let (api, trial) = (
-        policy("100/1h"),
-        Policy::parse("trial", "10/1h").unwrap().shadow(),
-    );
+    let trial = Policy::parse("trial", "10/1h").unwrap().shadow();
+    let api = policy("100/1h");
     for used in 1..=20 {
         let charges = [alice(&api, 1), alice(&trial, 1)];
         let decision = limiter.check(charges).await.unwrap();
@@ -214,7 +191,7 @@ async fn behind_leases_each_process_gives_at_most_one_notice_and_all_of_them_one
         }
         if round % 4 == 0 {
             clock.advance(ms(1));
-            tokio::time::sleep(ms(1)).await; // lets leases be fetched
+            sleep(ms(1)).await; // lets leases be fetched
         }
     }
     assert_eq!(admitted, 3_000);

@@ -1,26 +1,15 @@
 //! Pauses: replicas wait until another service takes requests again, and then begin in order, at intervals.
 
-use std::{
-    convert::Infallible,
-    future::{Ready, ready},
-    ops::Range,
-};
+use std::{future::Ready, ops::Range};
 
-use futures::future::join_all;
-use http::{Request, Response, StatusCode};
 use sluicegate::middleware::{HeaderStyle, ObeyLayer, Rejection, StatusOnly};
 use support::prelude::*;
-use tokio::time::{Instant, sleep};
-use tower::{ServiceBuilder, ServiceExt, retry, service_fn, util::BoxCloneSyncService};
+use tower::retry;
 
-use super::acquire::Timed;
+use super::acquire::{Timed, ours as account};
 
 const LONG: Duration = HOUR;
 const TRIP: Duration = ms(20);
-
-fn account() -> Key {
-    Key::new("account", "ours")
-}
 
 /// The answer to a request: a status, and fields.
 type Answer = (u16, Vec<(&'static str, String)>);
@@ -75,12 +64,8 @@ impl Other {
             let (status, reset) = answer.split_once('!').unwrap_or((answer, ""));
             let fields = [("ratelimit-remaining", "0"), ("ratelimit-reset", reset)];
             let fields = fields.map(|(name, value)| (name, value.to_owned()));
-            let fields = if reset.is_empty() {
-                Vec::new()
-            } else {
-                fields.into()
-            };
-            (status.parse().unwrap(), fields)
+            let has_fields = usize::from(!reset.is_empty());
+            (status.parse().unwrap(), fields[..2 * has_fields].to_vec())
         })
     }
 
@@ -117,9 +102,9 @@ impl Other {
         response.body(String::new()).unwrap()
     }
 
-    fn service(self: &Arc<Self>) -> Client {
+    fn service(self: &Arc<Self>) -> Inner {
         let other = Arc::clone(self);
-        BoxCloneSyncService::new(service_fn(move |_: Request<String>| {
+        Inner::new(service_fn(move |_: Request<String>| {
             let other = Arc::clone(&other);
             async move { Ok::<_, Infallible>(other.serve().await) }
         }))
@@ -140,13 +125,11 @@ impl Other {
     }
 }
 
-type Client = BoxCloneSyncService<Request<String>, Response<String>, Infallible>;
-
 /// A client that waits for the other service, and a process whose first request was refused for five seconds. From the
 /// first second on, the service answers with this.
 async fn refused_once(
     then: impl Fn(u128) -> u16 + Send + Sync + 'static,
-) -> (Arc<Other>, Limiter, Client) {
+) -> (Arc<Other>, Limiter, Inner) {
     let other = Other::new(move |at_ms| match at_ms {
         0..1_000 => after(429, "5"),
         _ => plain(then(at_ms)),
@@ -164,7 +147,7 @@ fn client(
     other: &Arc<Other>,
     max_wait: Duration,
     obey: impl FnOnce(ObeyLayer) -> ObeyLayer,
-) -> Client {
+) -> Inner {
     let waiting = support::layer(limiter.clone())
         .deny_blocked(account())
         .max_wait(max_wait)
@@ -174,24 +157,20 @@ fn client(
         .layer(waiting)
         .layer(obey(ObeyLayer::new(limiter.clone(), account())))
         .service(other.service());
-    BoxCloneSyncService::new(client)
+    Inner::new(client)
 }
 
-async fn get(client: &Client) -> Response<String> {
-    let request = Request::new(String::new());
-    client.clone().oneshot(request).await.unwrap()
+async fn get(client: &Inner) -> Response<String> {
+    client.clone().oneshot(to("/")).await.unwrap()
 }
 
-async fn status(client: &Client) -> u16 {
+async fn status(client: &Inner) -> u16 {
     get(client).await.status().as_u16()
 }
 
 fn assert_waited(start: Instant, expected_ms: Range<u128>) {
-    let waited_ms = start.elapsed().as_millis();
-    assert!(
-        expected_ms.contains(&waited_ms),
-        "{waited_ms} ms, not {expected_ms:?}"
-    );
+    let ms = start.elapsed().as_millis();
+    assert!(expected_ms.contains(&ms), "{ms} ms, not {expected_ms:?}");
 }
 
 /// Each of these times is so much later than the one before.
@@ -218,28 +197,14 @@ fn charge() -> [Charge; 1] {
     [Charge::new(&policy, account(), 1)]
 }
 
-#[derive(Clone, Default)]
-struct Pauses(Arc<Mutex<Vec<String>>>);
-
-impl Pauses {
-    fn lines(&self) -> Vec<String> {
-        self.0.lock().unwrap().clone()
-    }
-}
-
-impl Observer for Pauses {
-    fn on_event(&self, event: &Event<'_>) {
-        if let Event::Pause {
-            kind,
-            reason,
-            length,
-            ..
-        } = event
-        {
-            let line = format!("{kind}: {}, {length:?}", reason.unwrap_or_default());
-            self.0.lock().unwrap().push(line);
+/// Records the reason and the length of each pause.
+fn pauses() -> Log {
+    Log::of(|event| match event {
+        Event::Pause { reason, length, .. } => {
+            Some(format!("{}, {length:?}", reason.unwrap_or_default()))
         }
-    }
+        _ => None,
+    })
 }
 
 /// Three replicas with twelve tasks each, which repeat requests for a minute, and an unknown limit.
@@ -318,7 +283,7 @@ async fn a_pause_that_the_store_did_not_get_is_stored_by_the_next_refusal() {
     let other = Other::new(|_| after(429, "5"));
     let store = Timed::new();
     let limiter = slow_to_block(&store, ms(1), true);
-    let pauses = Pauses::default();
+    let pauses = pauses();
     let limiter = limiter.observer(pauses.clone());
     let client = client(&limiter, &other, LONG, |obey| obey);
     // Both have left before the first answer arrives.
@@ -405,7 +370,7 @@ async fn pauses_of_other_accounts_delay_no_turn() {
     let limiter = Timed::new().limiter();
     pause(&limiter, 4_000).await;
     let start = Instant::now();
-    let callers = join_all((0..8).map(|_| limiter.acquire(charge(), LONG)));
+    let callers = all_admitted((0..8).map(|_| limiter.acquire(charge(), LONG)));
     let others = async {
         for number in 0_u64.. {
             sleep(ms(30)).await;
@@ -415,7 +380,7 @@ async fn pauses_of_other_accounts_delay_no_turn() {
         }
     };
     tokio::select! {
-        admitted = callers => assert!(admitted.into_iter().all(|it| it.unwrap().is_allowed())),
+        admitted = callers => assert!(admitted),
         () = others => unreachable!(),
     }
     assert_waited(start, 4_700..4_900);
@@ -424,9 +389,8 @@ async fn pauses_of_other_accounts_delay_no_turn() {
 #[tokio::test(start_paused = true)]
 async fn a_caller_whose_turn_comes_after_its_deadline_is_denied_by_then() {
     let (_, limiter, patient) = refused_once(|_| 200).await;
-    let hasty = client(&limiter, &Other::new(|_| plain(200)), ms(6_000), |obey| {
-        obey
-    });
+    let other = Other::new(|_| plain(200));
+    let hasty = client(&limiter, &other, ms(6_000), |obey| obey);
     let start = Instant::now();
     let waiting = (0..20).map(|_| status(&patient));
     let later = async {
@@ -523,10 +487,7 @@ async fn acquire_and_slots_wait_for_a_pause_and_an_operators_block_is_a_block() 
 
     // The later end wins, and the operator's block is not waited for.
     pause(&limiter, 4_000).await;
-    limiter
-        .block(&account(), Until::After(ms(9_000)))
-        .await
-        .unwrap();
+    limiter.block(&account(), ms(9_000)).await.unwrap();
     let decision = limiter.acquire(charge(), LONG).await.unwrap();
     let Decision::Blocked(blocked) = decision else {
         panic!("{decision:?}");
@@ -539,9 +500,7 @@ async fn unblocking_ends_a_pause_here_at_once_and_elsewhere_within_two_seconds()
     let store = Timed::new();
     let [here, elsewhere] = [(); 2].map(|()| store.limiter());
     for (operator, most_ms) in [(&here, 500), (&elsewhere, 2_000)] {
-        here.block(&account(), BlockRequest::pause(LONG))
-            .await
-            .unwrap();
+        pause(&here, 300_000).await;
         let start = Instant::now();
         let waiting = here.acquire(charge(), LONG * 2);
         let unblocking = async {
@@ -558,12 +517,11 @@ async fn unblocking_ends_a_pause_here_at_once_and_elsewhere_within_two_seconds()
 #[tokio::test(start_paused = true)]
 async fn pauses_only_lengthen_and_end_at_the_longest_allowed() {
     let other = Other::answering("429:10 429:4 429:20 429:1000000000000");
-    let pauses = Pauses::default();
+    let pauses = pauses();
     let limiter = Timed::new().limiter().observer(pauses.clone());
     // Only obeys, so that requests go on.
     let layer = ObeyLayer::new(limiter.clone(), account()).max_pause(MINUTE);
-    let client = ServiceBuilder::new().layer(layer).service(other.service());
-    let client = BoxCloneSyncService::new(client);
+    let client = Inner::new(layer.layer(other.service()));
     for seconds in [10.0, 10.0, 20.0, 60.0_f32] {
         get(&client).await;
         let Decision::Blocked(blocked) = limiter.check(charge()).await.unwrap() else {
@@ -572,59 +530,53 @@ async fn pauses_only_lengthen_and_end_at_the_longest_allowed() {
         let rest = blocked.retry_after().unwrap().as_secs_f32();
         assert!((rest - seconds).abs() < 0.1, "{rest} for {seconds}");
     }
-    assert_eq!(pauses.lines(), ["account: 429, retry-after, 10s"]);
+    assert_eq!(pauses.lines(), ["429, retry-after, 10s"]);
+}
+
+/// The pauses by these answers, which one caller meets one after the other.
+async fn pauses_by(answers: &'static str) -> (Arc<Other>, Vec<String>) {
+    let (other, pauses) = (Other::answering(answers), pauses());
+    let limiter = Timed::new().limiter().observer(pauses.clone());
+    let backoff = |obey: ObeyLayer| obey.backoff(ms(1_000), ms(5_000));
+    let client = client(&limiter, &other, LONG, backoff);
+    for _ in answers.split(' ') {
+        get(&client).await;
+    }
+    (other, pauses.lines())
 }
 
 #[tokio::test(start_paused = true)]
 async fn without_a_time_pauses_double_up_to_a_bound_and_successes_take_it_back() {
-    let other = Other::answering("429 429 429 429 200 200 429 200 200 200 200 429");
-    let pauses = Pauses::default();
-    let limiter = Timed::new().limiter().observer(pauses.clone());
-    let client = client(&limiter, &other, LONG, |obey| {
-        obey.backoff(ms(1_000), ms(5_000))
-    });
-    for _ in 0..12 {
-        get(&client).await;
-    }
-    let expected = [1, 2, 4, 5, 2, 1].map(|it| format!("account: 429, no time, {it}s"));
-    assert_eq!(pauses.lines(), expected);
+    let (other, pauses) = pauses_by("429 429 429 429 200 200 429 200 200 200 200 429").await;
+    let expected = [1, 2, 4, 5, 2, 1].map(|it| format!("429, no time, {it}s"));
+    assert_eq!(pauses, expected);
     let refused = other.refused_ms();
     let waits: Vec<_> = refused.windows(2).take(3).map(|it| it[1] - it[0]).collect();
     for (wait, pause) in waits.iter().zip([1_000, 2_000, 4_000]) {
-        assert!(
-            (pause..=pause * 12 / 10 + TRIP.as_millis()).contains(wait),
-            "{waits:?}"
-        );
+        let most = pause * 12 / 10 + TRIP.as_millis();
+        assert!((pause..=most).contains(wait), "{waits:?}");
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_success_with_nothing_left_takes_a_doubling_back() {
-    let other = Other::answering("429 429 200!1 429");
-    let pauses = Pauses::default();
-    let limiter = Timed::new().limiter().observer(pauses.clone());
-    let client = client(&limiter, &other, LONG, |obey| obey);
-    for _ in 0..4 {
-        get(&client).await;
-    }
     let expected = [
         "429, no time, 1s",
         "429, no time, 2s",
         "200, ratelimit-reset, 1s",
         "429, no time, 2s",
     ];
-    let expected = expected.map(|it| format!("account: {it}"));
-    assert_eq!(pauses.lines(), expected);
+    assert_eq!(pauses_by("429 429 200!1 429").await.1, expected);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_burst_that_is_refused_without_a_time_doubles_the_pause_once() {
     let other = Other::new(|at_ms| plain(if at_ms < 500 { 429 } else { 200 }));
-    let pauses = Pauses::default();
+    let pauses = pauses();
     let limiter = Timed::new().limiter().observer(pauses.clone());
     let client = client(&limiter, &other, LONG, |obey| obey);
     join_all((0..50).map(|_| status(&client))).await;
-    assert_eq!(pauses.lines(), ["account: 429, no time, 1s"]);
+    assert_eq!(pauses.lines(), ["429, no time, 1s"]);
     let start = Instant::now();
     assert_eq!(status(&client).await, 200);
     assert_waited(start, 1_000..1_240);
@@ -752,17 +704,17 @@ async fn a_request_that_has_no_end_holds_no_other_back() {
             let (number, service) = (asked.fetch_add(1, SeqCst), service.clone());
             async move {
                 if number == 1 {
-                    std::future::pending::<()>().await;
+                    pending::<()>().await;
                 }
                 service.oneshot(request).await
             }
         });
-    let get = || client.clone().oneshot(Request::new(String::new()));
+    let get = || client.clone().oneshot(to("/"));
     assert_eq!(get().await.unwrap().status(), 429);
     let start = Instant::now();
     assert!(limiter.acquire(charge(), LONG).await.unwrap().is_allowed());
     let unanswered = tokio::spawn(get());
-    tokio::task::yield_now().await;
+    yield_now().await;
     for response in join_all((0..5).map(|_| get())).await {
         assert_eq!(response.unwrap().status(), 200);
     }
@@ -776,12 +728,7 @@ async fn callers_whose_answers_no_layer_sees_begin_as_others_do() {
     pause(&limiter, 4_000).await;
     let start = Instant::now();
     let callers = (0..20).map(|_| limiter.acquire(charge(), LONG));
-    assert!(
-        join_all(callers)
-            .await
-            .into_iter()
-            .all(|it| it.unwrap().is_allowed())
-    );
+    assert!(all_admitted(callers).await);
     assert_waited(start, 5_900..6_300);
 }
 
@@ -798,7 +745,7 @@ async fn the_end_of_a_layer_within_is_no_refusal_of_the_other_service() {
         .layer(within)
         .service(other.service());
     for expected in [200, 429] {
-        let response = client.clone().oneshot(Request::new(String::new())).await;
+        let response = client.clone().oneshot(to("/")).await;
         assert_eq!(response.unwrap().status(), expected);
     }
     assert!(limiter.check(charge()).await.unwrap().is_allowed());

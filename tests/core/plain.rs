@@ -5,11 +5,7 @@ use support::{plain::Plain, prelude::*};
 mod around_a_store {
     use super::{ManualClock, MemoryStore, Plain, memory};
 
-    support::contract!(new);
-    support::calls!(new);
-    support::contributors!(new);
-    support::denials!(new);
-    support::blocks!(new);
+    support::contracts!(new: contract calls contributors denials blocks);
 
     async fn new() -> (Plain<MemoryStore>, ManualClock) {
         let (store, clock) = memory();
@@ -21,10 +17,7 @@ mod around_and_within_leases {
     use super::{Leases, ManualClock, Plain, layered, memory};
 
     support::contract!(apart new);
-    support::calls!(new);
-    support::contributors!(new);
-    support::denials!(new);
-    support::blocks!(new);
+    support::contracts!(new: calls contributors denials blocks);
 
     async fn new() -> (Plain<Leases>, ManualClock) {
         let (store, clock) = memory();

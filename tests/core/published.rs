@@ -1,11 +1,7 @@
 //! Proves when policies are published, that a failed attempt is repeated, and that no request waits for this.
 
-use sluicegate::policies::{Policies, PublishedPolicy, ReloadablePolicies};
+use sluicegate::policies::{Policies, PolicyHandle, PublishedPolicy, ReloadablePolicies};
 use support::prelude::*;
-use tokio::{
-    task::yield_now,
-    time::{Instant, advance, sleep},
-};
 
 /// A memory store that accepts publications after refusing this number of them.
 #[derive(Clone, Debug, Default)]
@@ -51,10 +47,8 @@ impl Publishing {
         let mut publications = self.publications.lock().unwrap();
         publications.push((Instant::now(), policies.len()));
         *self.last.lock().unwrap() = policies.to_vec();
-        let refused = self
-            .refuses
-            .fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1));
-        match refused {
+        let one_less = |left: usize| left.checked_sub(1);
+        match self.refuses.fetch_update(SeqCst, SeqCst, one_less) {
             Ok(_) => Err(StoreError::new(StoreErrorKind::Unavailable, "down")),
             Err(_) => Ok(Reply::Publish(self.reconnects.load(SeqCst))),
         }
@@ -63,9 +57,7 @@ impl Publishing {
     /// The seconds from a time to each publication.
     fn seconds_after(&self, start: Instant) -> Vec<f64> {
         let publications = self.publications.lock().unwrap();
-        let seconds = publications
-            .iter()
-            .map(|(at, _)| at.duration_since(start).as_secs_f64());
+        let seconds = publications.iter().map(|it| (it.0 - start).as_secs_f64());
         seconds.collect()
     }
 
@@ -88,15 +80,18 @@ async fn pass(seconds: u64) {
 
 async fn pass_quarter() {
     advance(ms(250)).await;
-    for _ in 0..4 {
-        yield_now().await;
-    }
+    others_run().await;
+}
+
+/// A store, and a limiter over it.
+fn publishing() -> (Publishing, Limiter) {
+    let store = Publishing::default();
+    (store.clone(), support::limiter(store))
 }
 
 #[tokio::test(start_paused = true)]
 async fn policies_are_published_some_seconds_after_their_first_use_and_again_later() {
-    let store = Publishing::default();
-    let limiter = support::limiter(store.clone());
+    let (store, limiter) = publishing();
     let [api, login] = ["api", "login"].map(|name| Policy::parse(name, "1000/1h").unwrap());
     let start = Instant::now();
     charge(&limiter, &api).await;
@@ -119,8 +114,7 @@ async fn policies_are_published_some_seconds_after_their_first_use_and_again_lat
 
 #[tokio::test(start_paused = true)]
 async fn a_policy_that_another_has_replaced_is_not_published_again() {
-    let store = Publishing::default();
-    let limiter = support::limiter(store.clone());
+    let (store, limiter) = publishing();
     let [before, after] = ["300/1m", "900/1m"].map(|rules| policy("ip", rules));
     charge(&limiter, &before).await;
     pass(20).await;
@@ -129,10 +123,8 @@ async fn a_policy_that_another_has_replaced_is_not_published_again() {
         pass(400).await;
     }
     let sizes = store.sizes();
-    assert!(
-        sizes.len() >= 3 && sizes.iter().all(|size| *size == 1),
-        "{sizes:?}"
-    );
+    let are_single = sizes.iter().all(|size| *size == 1);
+    assert!(sizes.len() >= 3 && are_single, "{sizes:?}");
 }
 
 /// The names and rules of the last publication, and whether each is taken back.
@@ -149,18 +141,18 @@ fn last(store: &Publishing) -> Vec<(String, bool)> {
 
 #[tokio::test(start_paused = true)]
 async fn a_reload_takes_the_policy_back_that_it_replaces() {
-    let store = Publishing::default();
-    let (limiter, other) = (
-        support::limiter(store.clone()),
-        support::limiter(store.clone()),
-    );
+    let (store, limiter) = publishing();
+    let other = support::limiter(store.clone());
     let of = |rules| Policies::new([policy("ip", rules), policy("login", "5/1m")]).unwrap();
     let live = ReloadablePolicies::new(of("300/1m"));
     let [ip, login] = ["ip", "login"].map(|name| live.policy(name).unwrap());
+    let ask = async |limiter: &Limiter, policy: &PolicyHandle| {
+        let charge = Charge::new(policy, user("alice"), 1);
+        limiter.check([charge]).await.unwrap();
+    };
     for limiter in [&limiter, &other] {
         for policy in [&ip, &login] {
-            let charge = Charge::new(policy, user("alice"), 1);
-            limiter.check([charge]).await.unwrap();
+            ask(limiter, policy).await;
         }
         pass(10).await;
     }
@@ -168,26 +160,19 @@ async fn a_reload_takes_the_policy_back_that_it_replaces() {
     assert_eq!(last(&store), [now("300/1m"), ("login 5/1m".into(), false)]);
     live.replace(of("900/1m")).unwrap();
     for limiter in [&limiter, &other] {
-        limiter
-            .check([Charge::new(&ip, user("alice"), 1)])
-            .await
-            .unwrap();
+        ask(limiter, &ip).await;
         pass(10).await;
         let over = ("ip 300/1m".into(), true);
         assert_eq!(last(&store), [over, now("900/1m")]);
     }
-    limiter
-        .check([Charge::new(&ip, user("alice"), 1)])
-        .await
-        .unwrap();
+    ask(&limiter, &ip).await;
     pass(400).await;
     assert_eq!(last(&store), [now("900/1m")]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_store_that_connects_again_gets_the_policies_again() {
-    let store = Publishing::default();
-    let limiter = support::limiter(store.clone());
+    let (store, limiter) = publishing();
     let [api, login] = ["api", "login"].map(|name| policy(name, "1000/1h"));
     charge(&limiter, &api).await;
     charge(&limiter, &login).await;
@@ -218,18 +203,13 @@ async fn two_limiters_of_one_policy_both_publish_it_and_both_reset_it() {
     for (store, limiter) in stores.iter().zip(&limiters) {
         assert_eq!(store.sizes(), [1]);
         limiter.reset_all(&user("alice")).await.unwrap();
-        let usage = limiter
-            .peek([Charge::new(&api, user("alice"), 0)])
-            .await
-            .unwrap();
-        assert_eq!(usage.rules().next().unwrap().remaining(), 1_000);
+        assert_eq!(left(limiter, &api, "alice").await, 1_000);
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_look_publishes_nothing() {
-    let store = Publishing::default();
-    let limiter = support::limiter(store.clone());
+    let (store, limiter) = publishing();
     let policy = policy("probe", "1/1m");
     let look = [Charge::new(&policy, Key::new("server", "start"), 0)];
     limiter.peek(look).await.unwrap();
@@ -249,10 +229,8 @@ async fn a_policy_is_published_as_it_is_first_used_and_not_as_a_look_was_before(
     charge(&limiter, &api).await;
     pass(10).await;
     let last = store.last.lock().unwrap();
-    assert_eq!(
-        last[0].policy().failure_policy(),
-        Some(FailurePolicy::Local)
-    );
+    let on_failure = last[0].policy().failure_policy();
+    assert_eq!(on_failure, Some(FailurePolicy::Local));
     assert_eq!(last[0].kinds().collect::<Vec<_>>(), ["user"]);
     assert!(!last[0].enforces_blocks());
 }
@@ -276,8 +254,7 @@ async fn a_publication_that_fails_is_tried_again_less_and_less_often() {
 
 #[tokio::test(start_paused = true)]
 async fn a_limiter_that_is_dropped_publishes_no_more() {
-    let store = Publishing::default();
-    let limiter = support::limiter(store.clone());
+    let (store, limiter) = publishing();
     charge(&limiter, &policy("api", "1000/1h")).await;
     drop(limiter);
     pass(10).await;

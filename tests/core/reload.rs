@@ -1,11 +1,17 @@
 //! A reload that gives a policy calendar rules of other periods, or misspells a name.
 
 use sluicegate::policies::{Policies, ReloadablePolicies};
-use support::{prelude::*, trace::traced_here};
+use support::prelude::*;
 
 fn policies(quota: &str) -> Policies {
     let other = policy("ip", "10/1s,500/day@UTC");
     Policies::new([policy("quota", quota), other]).unwrap()
+}
+
+fn only_line(trace: &support::trace::Trace) -> String {
+    let lines = trace.lines.lock().unwrap();
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    lines[0].clone()
 }
 
 #[test]
@@ -22,10 +28,7 @@ fn counts_that_start_empty_are_warned_of_once_with_the_rules_and_the_mend() {
     assert_eq!(*trace.lines.lock().unwrap(), [""; 0]);
     live.replace(policies("100/month:15@UTC")).unwrap();
     live.replace(policies("300/month:15@UTC")).unwrap();
-    let lines = trace.lines.lock().unwrap();
-    let [line] = &lines[..] else {
-        panic!("{lines:?}");
-    };
+    let line = only_line(&trace);
     for part in [
         "WARN",
         r#"policy="quota""#,
@@ -53,10 +56,7 @@ fn a_misspelled_name_is_warned_of_once_with_the_name_that_was_meant() {
         live.replace(named(&["login", "ip", "tenant-7", "logn"]))
             .unwrap();
     }
-    let lines = trace.lines.lock().unwrap();
-    let [line] = &lines[..] else {
-        panic!("{lines:?}");
-    };
+    let line = only_line(&trace);
     assert!(line.starts_with("WARN misconfigured: a reload has added a policy that no layer uses"));
     assert!(line.contains(r#"policy="logn" similar="login""#), "{line}");
     drop(layers);

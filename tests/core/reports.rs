@@ -5,47 +5,43 @@ use std::sync::LazyLock;
 
 use Counted::{Contributor, Denial};
 use allocation_counter::measure;
-use futures::{executor::block_on, future::pending};
 use sluicegate::{contributors::Account, denials::DeniedIdentity, store::Count};
-use support::{paused_runtime, prelude::*, trace::traced};
-use tokio::{
-    runtime::Handle,
-    task::yield_now,
-    time::{Instant, advance},
-};
+use support::{paused_runtime, prelude::*};
+use tokio::runtime::Handle;
 
 /// A memory store that can ignore reports or be down, and counts them.
-#[derive(Clone, Debug, Default)]
 struct Probe {
-    store: MemoryStore,
+    store: Fated,
     told: Arc<AtomicUsize>,
     is_deaf: Arc<AtomicBool>,
     is_down: Arc<AtomicBool>,
-    /// The error that answers a report.
-    refuses: Option<StoreErrorKind>,
 }
 
-impl Store for Probe {
-    fn check(&self, check: &Check) -> StoreFuture<Decision> {
-        if self.is_down.load(SeqCst) {
-            let error = StoreError::new(StoreErrorKind::Unavailable, "down");
-            return StoreFuture::ready(Err(error));
-        }
-        self.store.check(check)
-    }
-
-    fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
-        if let Operation::Report(_) = operation {
-            self.told.fetch_add(1, SeqCst);
-            if let Some(kind) = self.refuses {
-                return StoreFuture::ready(Err(StoreError::new(kind, "refused")));
-            }
-            if self.is_deaf.load(SeqCst) {
-                return StoreFuture::pending(pending());
+/// A probe, which perhaps answers reports with an error, and a limiter over it.
+fn probe(refuses: Option<StoreErrorKind>) -> (Probe, Limiter) {
+    let (told, is_deaf) = (Arc::<AtomicUsize>::default(), Arc::<AtomicBool>::default());
+    let (count, deaf, is_down) = (told.clone(), is_deaf.clone(), Arc::<AtomicBool>::default());
+    let down = is_down.clone();
+    let store = Fated::new(MemoryStore::new(), move |asked| match asked {
+        Asked::Check(_) if down.load(SeqCst) => Fate::unavailable(),
+        Asked::Execute(Operation::Report(_)) => {
+            count.fetch_add(1, SeqCst);
+            match refuses {
+                Some(kind) => Fate::Fails(StoreError::new(kind, "refused")),
+                None if deaf.load(SeqCst) => Fate::Hangs,
+                None => Fate::Answered,
             }
         }
-        self.store.execute(operation)
-    }
+        _ => Fate::Answered,
+    });
+    let limiter = support::limiter(store.clone());
+    let probe = Probe {
+        store,
+        told,
+        is_deaf,
+        is_down,
+    };
+    (probe, limiter)
 }
 
 /// What is counted: a unit of a contributor, or a denial.
@@ -64,7 +60,8 @@ impl Counted {
     }
 
     /// The units in the store. A limiter that is asked sends more.
-    async fn known(self, store: &impl Store) -> u64 {
+    async fn known(self, store: &Probe) -> u64 {
+        let store = &store.store;
         match self {
             Contributor => {
                 let contributors = store.contributors(&policy(), &acme()).await;
@@ -84,8 +81,8 @@ impl Counted {
 
 fn both() -> [(Counted, Probe, Limiter); 2] {
     [Contributor, Denial].map(|counted| {
-        let probe = Probe::default();
-        (counted, probe.clone(), support::limiter(probe))
+        let (probe, limiter) = probe(None);
+        (counted, probe, limiter)
     })
 }
 
@@ -99,10 +96,6 @@ fn full() -> Policy {
     Policy::parse("api", "0/1h").unwrap()
 }
 
-fn acme() -> Key {
-    Key::new("account", "acme")
-}
-
 async fn check(limiter: &Limiter, user: &str) {
     let charge = Charge::new(&policy(), acme(), 1).with_contributor(Key::new("user", user));
     assert!(limiter.check([charge]).await.unwrap().is_allowed());
@@ -111,12 +104,6 @@ async fn check(limiter: &Limiter, user: &str) {
 async fn deny(limiter: &Limiter, user: &str) {
     let charge = Charge::new(&full(), Key::new("user", user), 1);
     assert!(!limiter.check([charge]).await.unwrap().is_allowed());
-}
-
-/// Admits a user under a policy of the name of the full one.
-async fn admit(limiter: &Limiter, user: &str, cost: u64) {
-    let charge = Charge::new(&policy(), Key::new("user", user), cost);
-    assert!(limiter.check([charge]).await.unwrap().is_allowed());
 }
 
 fn sum(denials: &[DeniedIdentity]) -> u64 {
@@ -131,9 +118,7 @@ async fn denials(limiter: &Limiter) -> u64 {
 async fn pass(seconds: u64) {
     for _ in 0..seconds * 2 {
         advance(ms(500)).await;
-        for _ in 0..8 {
-            yield_now().await;
-        }
+        others_run().await;
     }
 }
 
@@ -169,8 +154,7 @@ async fn the_limiter_reports_once_a_second_until_nothing_happens_any_more() {
 
 #[tokio::test(start_paused = true)]
 async fn without_a_label_or_a_denial_no_task_is_spawned_and_no_report_sent() {
-    let probe = Probe::default();
-    let limiter = support::limiter(probe.clone());
+    let (probe, limiter) = probe(None);
     for _ in 0..10 {
         let charge = [Charge::new(&policy(), acme(), 1)];
         let decision = limiter.check(charge).await.unwrap();
@@ -193,6 +177,7 @@ async fn a_dropped_limiter_reports_the_rest_and_leaves_no_task() {
         yield_now().await;
         assert_eq!(counted.known(&probe).await, 3);
         pass(2).await;
+        drop(probe.store);
         assert_eq!((tasks(), Arc::strong_count(&probe.told)), (0, 1));
     }
 }
@@ -259,12 +244,10 @@ fn a_task_that_was_aborted_with_its_runtime_is_spawned_again() {
 
 #[test]
 fn outside_of_a_runtime_a_question_makes_the_process_report() {
-    for counted in [Contributor, Denial] {
-        let store = MemoryStore::new();
-        let limiter = support::limiter(store.clone());
+    for (counted, probe, limiter) in both() {
         block_on(async {
             counted.count(&limiter, "alice").await;
-            assert_eq!(counted.known(&store).await, 0);
+            assert_eq!(counted.known(&probe).await, 0);
             assert_eq!(counted.ask(&limiter).await.unwrap(), 1);
         });
     }
@@ -272,29 +255,15 @@ fn outside_of_a_runtime_a_question_makes_the_process_report() {
 
 #[tokio::test]
 async fn a_clock_that_was_ahead_for_a_moment_silences_nobody() {
-    const START_MS: u64 = 1_790_000_000_000;
     for counted in [Contributor, Denial] {
-        let clock = ManualClock::new(START_MS);
-        let limiter = support::limiter(MemoryStore::new().clock(clock.clone()));
+        let (store, clock) = memory();
+        let limiter = support::limiter(store);
         for at_ms in [0, 86_400_000, 10_000, 10_000] {
             clock.set(START_MS + at_ms);
             counted.count(&limiter, "alice").await;
         }
         assert_eq!(counted.ask(&limiter).await.unwrap(), 3);
     }
-}
-
-#[tokio::test]
-async fn a_waiting_caller_contributes_when_admitted() {
-    let limiter = support::limiter(MemoryStore::new());
-    let policy = Policy::parse("api", "1/50ms@exact").unwrap();
-    for user in ["alice", "bob", "carol"] {
-        let charge = Charge::new(&policy, acme(), 1).with_contributor(Key::new("user", user));
-        let decision = limiter.acquire([charge], Duration::from_secs(9)).await;
-        assert!(decision.unwrap().is_allowed());
-    }
-    let contributors = limiter.contributors(&policy, &acme()).await.unwrap();
-    assert_eq!((contributors.iter().len(), contributors.total()), (3, 3));
 }
 
 /// Admits everything and keeps nothing. Like a user's own store, it does not know contributors.
@@ -316,12 +285,10 @@ impl Store for Admitting {
 async fn a_store_that_keeps_no_contributors_decides_and_says_so() {
     let limiter = support::limiter(Admitting(ManualClock::new(1_000_000)));
     check(&limiter, "alice").await;
-    let error: StoreError = limiter.contributors(&policy(), &acme()).await.unwrap_err();
+    let error = limiter.contributors(&policy(), &acme()).await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::InvalidRequest);
-    assert_eq!(
-        error.to_string(),
-        "the store keeps no contributors and no denials"
-    );
+    let said = "the store keeps no contributors and no denials";
+    assert_eq!(error.to_string(), said);
 }
 
 #[test]
@@ -342,9 +309,8 @@ fn one_warning_says_that_a_store_keeps_no_contributors() {
 #[test]
 fn an_outage_gives_no_warning_of_reports() {
     let lines = traced(true, async {
-        let probe = Probe::default();
+        let (probe, limiter) = probe(None);
         probe.is_deaf.store(true, SeqCst);
-        let limiter = support::limiter(probe.clone());
         check(&limiter, "alice").await;
         deny(&limiter, "alice").await;
         pass(6).await;
@@ -407,8 +373,8 @@ fn an_account_that_cannot_be_written_silences_no_other_and_gives_one_warning() {
 
 #[tokio::test(start_paused = true)]
 async fn a_limiter_that_counts_no_denials_reports_none() {
-    let probe = Probe::default();
-    let limiter = support::limiter(probe.clone()).count_denials(false);
+    let (probe, limiter) = probe(None);
+    let limiter = limiter.count_denials(false);
     deny(&limiter, "alice").await;
     pass(2).await;
     assert_eq!((tasks(), probe.told.load(SeqCst)), (0, 0));
@@ -420,13 +386,13 @@ async fn a_limiter_that_counts_no_denials_reports_none() {
 
 #[tokio::test(start_paused = true)]
 async fn denials_of_a_deny_cache_and_of_this_process_count() {
-    let probe = Probe::default();
-    let cached = support::limiter(probe.clone()).cache_denials(true);
+    let (probe, limiter) = probe(None);
+    let cached = limiter.cache_denials(true);
     for _ in 0..5 {
         deny(&cached, "alice").await;
     }
     assert_eq!(denials(&cached).await, 5);
-    let local = support::limiter(probe.clone()).on_failure(FailurePolicy::Local);
+    let local = support::limiter(probe.store.clone()).on_failure(FailurePolicy::Local);
     probe.is_down.store(true, SeqCst);
     for _ in 0..3 {
         deny(&local, "alice").await;
@@ -434,27 +400,24 @@ async fn denials_of_a_deny_cache_and_of_this_process_count() {
     check(&local, "alice").await;
     probe.is_down.store(false, SeqCst);
     pass(2).await;
-    assert_eq!(
-        Contributor.known(&probe).await,
-        0,
-        "no contribution is local"
-    );
-    assert_eq!(sum(&probe.denials().await.unwrap()), 8);
+    assert_eq!(Contributor.known(&probe).await, 0, "none is local");
+    assert_eq!(Denial.known(&probe).await, 8);
 }
 
 #[tokio::test]
 async fn of_a_caller_that_waits_only_the_end_counts() {
     let limiter = support::limiter(MemoryStore::new());
     let policy = Policy::parse("api", "1/50ms@exact").unwrap();
-    let charge = || [Charge::new(&policy, user("alice"), 1)];
-    for _ in 0..4 {
-        let decision = limiter.acquire(charge(), Duration::from_secs(9)).await;
+    for name in ["alice", "bob", "carol"] {
+        let charge = Charge::new(&policy, acme(), 1).with_contributor(user(name));
+        let decision = limiter.acquire([charge], Duration::from_secs(9)).await;
         assert!(decision.unwrap().is_allowed());
     }
+    let contributors = limiter.contributors(&policy, &acme()).await.unwrap();
+    assert_eq!((contributors.iter().len(), contributors.total()), (3, 3));
     assert_eq!(denials(&limiter).await, 0);
-    let policy = full();
-    let charge = || [Charge::new(&policy, user("alice"), 1)];
-    let decision = limiter.acquire(charge(), ms(1)).await;
+    let charge = Charge::new(&full(), user("alice"), 1);
+    let decision = limiter.acquire([charge], ms(1)).await;
     assert!(!decision.unwrap().is_allowed());
     assert_eq!(denials(&limiter).await, 1);
 }
@@ -467,17 +430,13 @@ async fn a_caller_that_leaves_is_not_denied() {
     limiter.check(charge()).await.unwrap();
     limiter.check(charge()).await.unwrap();
     let waiting = limiter.acquire(charge(), Duration::from_secs(7_200));
-    assert!(futures::poll!(std::pin::pin!(waiting)).is_pending());
+    assert!(waiting.now_or_never().is_none());
     assert_eq!(denials(&limiter).await, 1);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_store_that_keeps_no_denials_is_asked_once() {
-    let probe = Probe {
-        refuses: Some(StoreErrorKind::InvalidRequest),
-        ..Probe::default()
-    };
-    let limiter = support::limiter(probe.clone());
+    let (probe, limiter) = probe(Some(StoreErrorKind::InvalidRequest));
     for _ in 0..5 {
         deny(&limiter, "alice").await;
         pass(2).await;
@@ -489,16 +448,6 @@ async fn a_store_that_keeps_no_denials_is_asked_once() {
     assert_eq!(tasks(), 0);
 }
 
-#[tokio::test]
-async fn an_admission_or_a_look_after_a_denial_is_no_denial() {
-    let limiter = support::limiter(MemoryStore::new());
-    deny(&limiter, "alice").await;
-    admit(&limiter, "alice", 0).await;
-    assert_eq!(denials(&limiter).await, 1);
-    admit(&limiter, "alice", 2).await;
-    assert_eq!(denials(&limiter).await, 1);
-}
-
 #[test]
 fn a_missing_right_gives_one_warning_and_other_errors_none() {
     for (refuses, expected) in [
@@ -507,25 +456,16 @@ fn a_missing_right_gives_one_warning_and_other_errors_none() {
         (StoreErrorKind::Refused, 0),
         (StoreErrorKind::AccessDenied, 1),
     ] {
-        let probe = Probe {
-            refuses: Some(refuses),
-            ..Probe::default()
-        };
         let lines = traced(false, async {
-            let limiter = support::limiter(probe);
+            let (_probe, limiter) = probe(Some(refuses));
             for _ in 0..3 {
                 deny(&limiter, "alice").await;
                 pass(2).await;
             }
         });
-        let warnings = lines
-            .iter()
-            .filter(|line| line.contains("which identities are denied"));
-        assert_eq!(
-            (warnings.count(), lines.len()),
-            (expected, expected),
-            "{lines:?}"
-        );
+        let is_warning = |line: &String| line.contains("which identities are denied");
+        let are_warnings = lines.iter().all(is_warning);
+        assert!(are_warnings && lines.len() == expected, "{lines:?}");
     }
 }
 

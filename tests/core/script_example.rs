@@ -1,12 +1,7 @@
 //! Proves that the example of `lua/README.md` is a call of the script and its reply, byte by byte, and that the script sends
 //! the commands that the page lists.
 
-use sluicegate::{
-    Charge, Key, Policy, RedisStore, Store,
-    manual_clock::ManualClock,
-    store::{Check, Settlement, StoreExt},
-};
-use support::lua::LuaServer;
+use support::{lua::LuaServer, prelude::*};
 
 const README: &str = include_str!("../../lua/README.md");
 

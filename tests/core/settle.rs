@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use sluicegate::limiter::ActualCost;
-use support::{prelude::*, scripted::unavailable};
+use support::prelude::*;
 
 /// A memory store with scripted failures of settlements: `true` means that the settlement was not sent.
 fn failing(failures: impl Into<VecDeque<bool>>) -> Limiter {
@@ -25,13 +25,11 @@ fn charge(policy: &Policy, cost: u64) -> Charge {
     Charge::new(policy, user("alice"), cost)
 }
 
-fn left(usage: &Usage) -> Vec<u64> {
-    usage.rules().map(|rule| rule.remaining()).collect()
-}
-
 async fn settle_to_nothing(limiter: &Limiter, usage: &Usage) -> Result<Vec<u64>, StoreErrorKind> {
     let settled = limiter.settle(usage, |_| 0).await;
-    settled.map(|it| left(&it)).map_err(|error| error.kind())
+    settled
+        .map(|it| remaining(&it))
+        .map_err(|error| error.kind())
 }
 
 #[tokio::test]
@@ -77,7 +75,7 @@ async fn a_part_that_was_settled_is_not_settled_again_beside_one_that_was_not_se
     let again = settle_to_nothing(&limiter, decision.usage()).await;
     assert_eq!(again, Ok(vec![6]));
     let now = limiter.check(charges(0)).await.unwrap();
-    assert_eq!(left(now.usage().shadow().unwrap().usage()), [6]);
+    assert_eq!(remaining(now.usage().shadow().unwrap().usage()), [6]);
 }
 
 #[tokio::test]
@@ -92,7 +90,7 @@ async fn a_settlement_that_finds_no_place_in_memory_can_be_made_again() {
     assert_eq!(full.kind(), StoreErrorKind::Full);
     clock.advance(Duration::from_secs(2));
     let settled = limiter.settle(look.usage(), |_| 2).await.unwrap();
-    assert_eq!(left(&settled), [3]);
+    assert_eq!(remaining(&settled), [3]);
 }
 
 /// A limit that skips the request changes the positions of the other limits.
@@ -101,30 +99,22 @@ async fn a_settlement_goes_to_the_policies_it_names_whatever_else_was_charged() 
     let [requests, tokens] =
         ["requests", "tokens"].map(|name| Policy::parse(name, "1000/1h").unwrap());
     let cost = ActualCost::of("tokens", 900);
+    let (requests, tokens) = (&requests, &tokens);
     for (charges, expected) in [
+        (vec![(requests, 1), (tokens, 100)], vec![999, 100]),
+        (vec![(tokens, 100), (requests, 1)], vec![100, 999]),
+        (vec![(requests, 1)], vec![999]),
         (
-            vec![charge(&requests, 1), charge(&tokens, 100)],
-            vec![999, 100],
-        ),
-        (
-            vec![charge(&tokens, 100), charge(&requests, 1)],
-            vec![100, 999],
-        ),
-        (vec![charge(&requests, 1)], vec![999]),
-        (
-            vec![
-                charge(&tokens, 60),
-                charge(&requests, 1),
-                charge(&tokens, 40),
-            ],
+            vec![(tokens, 60), (requests, 1), (tokens, 40)],
             vec![100, 999],
         ),
     ] {
         let limiter = support::limiter(MemoryStore::new());
+        let charges = charges
+            .into_iter()
+            .map(|(policy, cost)| charge(policy, cost));
         let decision = limiter.check(charges).await.unwrap();
-        let settled = limiter
-            .settle(decision.usage(), |charge| cost.under(charge))
-            .await;
-        assert_eq!(left(&settled.unwrap()), expected);
+        let settled = limiter.settle(decision.usage(), |charge| cost.under(charge));
+        assert_eq!(remaining(&settled.await.unwrap()), expected);
     }
 }

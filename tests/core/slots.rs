@@ -2,19 +2,11 @@
 
 use std::{
     collections::HashMap,
-    future::{Future, poll_fn},
-    pin::pin,
     task::{Context, Wake, Waker},
 };
 
-use futures::future::join_all;
 use sluicegate::observe::CallKind;
-use support::{
-    prelude::*,
-    rows::{millis, rows},
-    scripted::unavailable,
-};
-use tokio::time::{Instant, advance, sleep};
+use support::prelude::*;
 
 const WINDOW: Duration = Duration::from_secs(30);
 
@@ -100,15 +92,13 @@ fn cluster() -> (Cluster, Limiter) {
     };
     let store = Fated::new(memory, fate);
     let limiter = support::limiter(store.clone());
-    (
-        Cluster {
-            store,
-            clock,
-            renewals,
-            fails,
-        },
-        limiter,
-    )
+    let cluster = Cluster {
+        store,
+        clock,
+        renewals,
+        fails,
+    };
+    (cluster, limiter)
 }
 
 impl Cluster {
@@ -305,8 +295,8 @@ async fn a_return_that_overtakes_the_check_is_sent_again() {
     let (cluster, limiter) = cluster();
     let jobs = one();
     cluster.fail(Failure::Overtaken);
-    let asked = tokio::time::timeout(ms(10), acquire(&limiter, &jobs));
-    assert!(asked.await.is_err(), "the caller has left");
+    let asked = timeout(ms(10), acquire(&limiter, &jobs)).await;
+    assert!(asked.is_err(), "the caller has left");
     sleep(SECOND).await;
     cluster.fail(None);
     assert!(acquire(&limiter, &jobs).await.is_some());
@@ -320,17 +310,17 @@ async fn a_return_that_is_to_be_sent_again_outlasts_the_renewal_of_a_slot_that_h
     let ended = acquire(&limiter, &jobs).await;
     sleep(WINDOW / 5).await; // its renewal is near
     cluster.fail(Failure::Overtaken);
-    let asked = tokio::time::timeout(ms(10), acquire(&limiter, &jobs));
-    assert!(asked.await.is_err(), "the caller has left");
+    let asked = timeout(ms(10), acquire(&limiter, &jobs)).await;
+    assert!(asked.is_err(), "the caller has left");
     drop(ended);
     cluster.fail(None);
     sleep(WINDOW / 4).await; // longer than the timeout
     assert_eq!(limiter.finish(SECOND).await, 0);
-    let slots = [
+    let slots = (
         acquire(&limiter, &jobs).await,
         acquire(&limiter, &jobs).await,
-    ];
-    assert!(slots.iter().all(Option::is_some));
+    );
+    assert!(slots.0.is_some() && slots.1.is_some());
 }
 
 #[tokio::test(start_paused = true)]
@@ -500,23 +490,21 @@ async fn a_caller_with_little_time_waits_for_a_slot() {
     assert!(waiting.await.unwrap());
 }
 
-/// An observer that panics at the first renewal.
-#[derive(Debug, Default)]
-struct Panicking(AtomicBool);
-
-impl Observer for Panicking {
-    fn on_event(&self, event: &Event<'_>) {
-        let is_renewal =
-            matches!(event, Event::Completion { call, .. } if call.kind == CallKind::Renew);
-        let is_first = is_renewal && !self.0.swap(true, SeqCst);
-        assert!(!is_first, "the first renewal");
-    }
+/// An observer that panics at the first of these events.
+fn panicking(at: impl Fn(&Event<'_>) -> bool + Send + Sync + 'static) -> Log {
+    let is_first = AtomicBool::new(true);
+    Log::of(move |event| {
+        assert!(!(at(event) && is_first.swap(false, SeqCst)));
+        None
+    })
 }
 
 #[tokio::test(start_paused = true)]
 async fn renewing_goes_on_after_an_observer_has_panicked() {
     let (cluster, limiter) = cluster();
-    let limiter = limiter.observer(Panicking::default());
+    let limiter = limiter.observer(panicking(
+        |event| matches!(event, Event::Completion { call, .. } if call.kind == CallKind::Renew),
+    ));
     let two = policy("jobs", "2/30s@concurrent");
     let first = acquire(&limiter, &two).await.unwrap();
     cluster.pass(WINDOW / 6).await;
@@ -525,24 +513,12 @@ async fn renewing_goes_on_after_an_observer_has_panicked() {
     assert!(first.is_held() && second.is_held());
 }
 
-/// An observer that panics at the first decision.
-#[derive(Debug, Default)]
-struct PanicsOnce(AtomicBool);
-
-impl Observer for PanicsOnce {
-    fn on_event(&self, event: &Event<'_>) {
-        if let Event::Decision { .. } = event {
-            assert!(self.0.swap(true, SeqCst));
-        }
-    }
-}
-
 #[tokio::test(start_paused = true)]
 async fn a_slot_is_returned_if_the_observer_of_its_decision_panics() {
     for fails in [None, Some(Failure::Slow)] {
         let (cluster, limiter) = cluster();
         cluster.fail(fails);
-        let limiter = limiter.observer(PanicsOnce::default());
+        let limiter = limiter.observer(panicking(|event| matches!(event, Event::Decision { .. })));
         let job = limiter.clone();
         let panics = tokio::spawn(async move { acquire(&job, &one()).await });
         assert!(panics.await.is_err());
@@ -586,18 +562,7 @@ async fn counted<F: Future>(polls: Arc<AtomicUsize>, future: F) -> F::Output {
     .await
 }
 
-/// Counts decisions.
-#[derive(Clone, Debug, Default)]
-struct Decided(Arc<AtomicUsize>);
-
-impl Observer for Decided {
-    fn on_event(&self, event: &Event<'_>) {
-        let is_decision = matches!(event, Event::Decision { .. });
-        self.0.fetch_add(usize::from(is_decision), SeqCst);
-    }
-}
-
-/// Waits for a slot with these charges, and returns that at once.
+/// Waits for a slot with these charges, and returns it at once.
 async fn take_a_turn(limiter: Limiter, charges: Vec<Charge>) {
     let slot = limiter.acquire_slot(charges, 240 * WINDOW).await;
     drop(slot.unwrap().expect("it waits long enough"));
@@ -628,23 +593,21 @@ async fn a_thousand_callers_that_wait_for_a_slot_wake_one_by_one() {
 
 #[tokio::test(start_paused = true)]
 async fn callers_with_other_checks_ask_one_by_one_for_the_slots_of_one_key() {
-    let decided = Decided::default();
+    let decided = Log::of(|event| matches!(event, Event::Decision { .. }).then(String::new));
     let limiter = support::limiter(MemoryStore::new()).observer(decided.clone());
     let held = take(&limiter).await;
     let rate = policy("rate", "9/1h");
     let waiting = (0..200).map(|number: u32| {
-        let charges = vec![
-            charge(&one(), "alice", 1),
-            charge(&rate, &number.to_string(), 1),
-        ];
+        let own = charge(&rate, &number.to_string(), 1);
+        let charges = vec![charge(&one(), "alice", 1), own];
         tokio::spawn(take_a_turn(limiter.clone(), charges))
     });
     let waiting: Vec<_> = waiting.collect();
     sleep(ms(50)).await;
-    decided.0.store(0, SeqCst);
+    decided.take();
     drop(held);
     join_all(waiting).await;
-    let decisions = decided.0.load(SeqCst);
+    let decisions = decided.lines().len();
     assert!(decisions < 600, "{decisions}");
 }
 

@@ -1,10 +1,6 @@
 //! A user's own usage: reports, and resets of all policies, those among them that closures chose.
 
-use std::{convert::Infallible, future::ready};
-
-use http::{Request, Response, request::Parts};
 use support::prelude::*;
-use tower::{Layer, ServiceExt, service_fn};
 
 fn alice() -> Key {
     user("alice")
@@ -24,16 +20,11 @@ async fn a_reset_of_all_knows_the_policies_that_a_closure_chose() {
     let layer = support::layer(limiter.clone()).charge(move |head: &Parts| {
         let is_large = head.uri.path() == "/large";
         let plan = &chosen.0[usize::from(is_large)];
-        vec![
-            Charge::new(plan, alice(), 2),
-            Charge::new(&chosen.1, alice(), 1),
-        ]
+        let plan = Charge::new(plan, alice(), 2);
+        vec![plan, Charge::new(&chosen.1, alice(), 1)]
     });
     for path in ["/small", "/large"] {
-        let service =
-            service_fn(|_: Request<()>| ready(Ok::<_, Infallible>(Response::new(String::new()))));
-        let request = Request::get(path).body(()).unwrap();
-        layer.layer(service).oneshot(request).await.unwrap();
+        send(&layer, to(path)).await;
     }
     let all = async || {
         let [small, large] = &plans;

@@ -1,7 +1,7 @@
 //! Proves that the memory store gives the right answer, to the millisecond, at each step of the recorded histories.
 
 use sluicegate::{MemoryStore, manual_clock::ManualClock};
-use support::vectors::{replay_all, replay_blocks, replay_kinds};
+use support::vectors::replay_all;
 
 async fn new() -> (MemoryStore, ManualClock) {
     let clock = ManualClock::new(0);
@@ -11,6 +11,4 @@ async fn new() -> (MemoryStore, ManualClock) {
 #[tokio::test]
 async fn the_memory_store_agrees_with_the_vectors() {
     replay_all(new).await;
-    replay_kinds(new).await;
-    replay_blocks(new).await;
 }

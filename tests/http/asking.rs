@@ -7,7 +7,7 @@ use std::{
 
 use axum::extract::connect_info::MockConnectInfo;
 use hyper_util::server::conn::auto;
-use tower::util::BoxCloneSyncService;
+pub(crate) use support::prelude::{Inner, answering, hello, to};
 
 use crate::prelude::*;
 
@@ -44,28 +44,10 @@ pub(crate) fn limit(name: &str, rules: &str) -> RateLimitLayer {
     empty().limit(policy(name, rules), everybody())
 }
 
-pub(crate) type Inner = BoxCloneSyncService<Request<String>, Response<String>, Infallible>;
-
-/// A service that answers at once.
-pub(crate) fn answering(
-    answer: impl Fn(Request<String>) -> Response<String> + Clone + Send + Sync + 'static,
-) -> Inner {
-    let service = service_fn(move |request| ready(Ok(answer(request))));
-    BoxCloneSyncService::new(service)
-}
-
-pub(crate) fn hello() -> Inner {
-    answering(|_| Response::new("hello".to_owned()))
-}
-
 /// A response of this status.
 pub(crate) fn answer(status: u16) -> Response<String> {
     let response = Response::builder().status(status);
     response.body(String::new()).unwrap()
-}
-
-pub(crate) fn to(path: &str) -> Request<String> {
-    Request::get(path).body(String::new()).unwrap()
 }
 
 pub(crate) fn head() -> Parts {

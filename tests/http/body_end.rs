@@ -17,13 +17,9 @@ struct Frames {
 
 impl Frames {
     fn data(texts: &[&'static str]) -> Self {
-        let frames = texts.iter().rev();
-        Self {
-            left: frames
-                .map(|text| Ok(Frame::data(Bytes::from_static(text.as_bytes()))))
-                .collect(),
-            meter: None,
-        }
+        let frame = |text: &&'static str| Ok(Frame::data(Bytes::from_static(text.as_bytes())));
+        let left = texts.iter().rev().map(frame).collect();
+        Self { left, meter: None }
     }
 
     fn then(mut self, last: Result<Frame<Bytes>, &'static str>) -> Self {
@@ -309,10 +305,9 @@ async fn a_request_with_a_response_is_not_refunded_however_its_body_ends() {
         let budget = Budget::new();
         let layer = budget.layer().refund_unanswered().meter_costs();
         let response = respond(&layer, |_| Response::new(Frames::data(&["a", "b"]))).await;
-        if is_read {
-            read(response).await;
-        } else {
-            drop(response);
+        match is_read {
+            true => drop(read(response).await),
+            false => drop(response),
         }
         assert_eq!(budget.left().await, 90);
     }
@@ -331,10 +326,8 @@ async fn a_response_that_is_dropped_during_its_settlement_is_not_refunded() {
     assert!(futures::poll!(&mut response).is_pending(), "it settles");
     drop(response);
     settled().await;
-    assert_eq!(
-        left_of(&support::limiter(store), &tokens, &alice()).await,
-        99
-    );
+    let left = left_of(&support::limiter(store), &tokens, &alice()).await;
+    assert_eq!(left, 99);
 }
 
 #[tokio::test]
@@ -355,10 +348,8 @@ async fn a_settlement_that_has_begun_goes_on_at_once_although_a_guard_delays_the
     drop(response);
     settled().await;
     assert!(held.lock().unwrap().is_some());
-    assert_eq!(
-        left_of(&support::limiter(store), &tokens, &alice()).await,
-        100
-    );
+    let left = left_of(&support::limiter(store), &tokens, &alice()).await;
+    assert_eq!(left, 100);
 }
 
 /// Answers settlements at the next poll.
@@ -493,10 +484,8 @@ async fn layers_around_each_other_share_one_meter() {
 // Closures
 
 fn trailers() -> Frame<Bytes> {
-    Frame::trailers(HeaderMap::from_iter([(
-        "x-tokens".parse().unwrap(),
-        7.into(),
-    )]))
+    let tokens = ("x-tokens".parse().unwrap(), 7.into());
+    Frame::trailers(HeaderMap::from_iter([tokens]))
 }
 
 #[tokio::test]
@@ -547,10 +536,8 @@ async fn the_tail_is_the_last_4_kib_however_the_body_is_cut() {
         let stream = move |_| {
             let frames = frames.iter().rev();
             let left = frames.map(|frame| Ok(Frame::data(frame.clone().into())));
-            Response::new(Frames {
-                left: left.collect(),
-                meter: None,
-            })
+            let (left, meter) = (left.collect(), None);
+            Response::new(Frames { left, meter })
         };
         let response = respond(&layer, stream).await;
         read(response).await;

@@ -93,10 +93,7 @@ async fn failures_alone_are_contributed_where_they_alone_count() {
 
 #[tokio::test(start_paused = true)]
 async fn a_label_is_in_no_log_and_no_response() {
-    let log = Log {
-        in_full: true,
-        ..Log::default()
-    };
+    let log = Log::in_full();
     let limiter = support::limiter(MemoryStore::new()).observer(log.clone());
     let layer = support::layer(limiter.clone())
         .limit(Policy::parse("api", "2/1h").unwrap(), acme())

@@ -86,14 +86,11 @@ async fn an_axum_server_limits_its_clients() {
     let app = || Router::new().route("/", hello());
     // Like an acceptor that reads the PROXY protocol, while axum knows the peer of the connection.
     let client: SocketAddr = "203.0.113.7:50000".parse().unwrap();
+    let behind = app().layer(by_peer(&proxied)).layer(Extension(client));
     for (app, store, ip) in [
         (app().layer(by_peer(&whole)), whole, "127.0.0.1"),
         (app().route_layer(by_peer(&route)), route, "127.0.0.1"),
-        (
-            app().layer(by_peer(&proxied)).layer(Extension(client)),
-            proxied,
-            "203.0.113.7",
-        ),
+        (behind, proxied, "203.0.113.7"),
     ] {
         let site = Site::start(app).await;
         assert_limited(site.address(), &store, ip).await;
@@ -144,12 +141,8 @@ async fn a_web_socket_is_charged_once_and_a_rejected_one_is_not_opened() {
 async fn bodies_stream_through_both_ways() {
     let (mut send, receive) = mpsc::channel::<Result<Bytes, Infallible>>(0);
     // Each chunk is echoed, so the response ends with the request.
-    let app = Router::new()
-        .route(
-            "/",
-            post(async |body: Body| Body::from_stream(body.into_data_stream())),
-        )
-        .layer(of_all("1/1d"));
+    let echo = post(async |body: Body| Body::from_stream(body.into_data_stream()));
+    let app = Router::new().route("/", echo).layer(of_all("1/1d"));
     let site = Site::start(app).await;
     let url = format!("http://{}/", site.address());
     let request = Request::post(url).body(Body::from_stream(receive)).unwrap();
@@ -212,9 +205,8 @@ async fn a_rejected_head_request_is_told_the_length_that_get_would_have() {
 #[tokio::test]
 async fn http_2_and_a_head_request_are_answered_too() {
     let server = serve_with_hyper(of_all("2/1d"), full).await;
-    let client = Client::builder(TokioExecutor::new())
-        .http2_only(true)
-        .build_http::<Body>();
+    let mut client = Client::builder(TokioExecutor::new());
+    let client = client.http2_only(true).build_http::<Body>();
     for (method, status, body) in [
         (Method::GET, 200, "hello"),
         (Method::POST, 200, "hello"),
@@ -247,11 +239,8 @@ fn visible(response: &Response<Incoming>) -> Option<HeaderMap> {
         all.any(|it| it == name.as_str())
     };
     let visible = headers.iter().filter(|(name, _)| is_visible(name));
-    Some(
-        visible
-            .map(|(name, value)| (name.clone(), value.clone()))
-            .collect(),
-    )
+    let visible = visible.map(|(name, value)| (name.clone(), value.clone()));
+    Some(visible.collect())
 }
 
 /// Sends a preflight like a browser, and then only the request that it allows.

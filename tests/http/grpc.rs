@@ -108,9 +108,8 @@ async fn a_stream_of_messages_costs_those_that_were_sent_also_if_the_client_leav
                 tokio::task::yield_now().await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(20), again)
-            .await
-            .unwrap();
+        let again = tokio::time::timeout(Duration::from_secs(20), again);
+        again.await.unwrap();
         let sent = greeter.sent.load(SeqCst);
         let is_expected = sent - total >= reads as u64 && sent - total <= times && sent < 900_000;
         assert!(is_expected, "{sent}");
@@ -120,9 +119,8 @@ async fn a_stream_of_messages_costs_those_that_were_sent_also_if_the_client_leav
                 tokio::task::yield_now().await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(20), settled)
-            .await
-            .expect("each message costs a unit");
+        let settled = tokio::time::timeout(Duration::from_secs(20), settled);
+        settled.await.expect("each message costs a unit");
     }
 }
 
@@ -141,11 +139,8 @@ where
     let incoming = TcpIncoming::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let address = format!("http://{}", incoming.local_addr().unwrap());
     let mut server = Server::builder().accept_http1(true).layer(layer);
-    tokio::spawn(
-        server
-            .add_service(Greeter::default())
-            .serve_with_incoming(incoming),
-    );
+    let server = server.add_service(Greeter::default());
+    tokio::spawn(server.serve_with_incoming(incoming));
     address
 }
 
@@ -237,11 +232,8 @@ async fn the_peer_of_a_call_within_tls_is_known() {
         .tls_config(ServerTlsConfig::new().identity(identity))
         .unwrap()
         .layer(limited(store.clone(), PeerIp).rejection(Grpc::new()));
-    tokio::spawn(
-        server
-            .add_service(Greeter::default())
-            .serve_with_incoming(incoming),
-    );
+    let server = server.add_service(Greeter::default());
+    tokio::spawn(server.serve_with_incoming(incoming));
 
     let trusted = ClientTlsConfig::new()
         .ca_certificate(Certificate::from_pem(cert.pem()))

@@ -36,6 +36,19 @@ fn meters_seven() -> Router {
     )
 }
 
+/// A layer that charges 500 tokens.
+fn charging(limiter: &Limiter) -> RateLimitLayer {
+    let layer = RateLimitLayer::new(limiter.clone()).limit(tokens(), alice());
+    layer.cost(|_, _| 500)
+}
+
+fn refunding<R, E>(layer: RateLimitLayer<R, E>, refunds: bool) -> RateLimitLayer<R, E> {
+    match refunds {
+        true => layer.refund_unanswered(),
+        false => layer,
+    }
+}
+
 /// The status of a request to a router in this layer, whose response is read to its end.
 async fn send_through<L>(layer: &L, router: Router) -> StatusCode
 where
@@ -59,15 +72,8 @@ async fn a_metered_request_costs_what_it_has_used_under_each_failure_policy() {
         for answers_first in [false, true] {
             let (memory, store) = late();
             let limiter = support::limiter(store).on_failure(failure);
-            let layer = RateLimitLayer::new(limiter.clone())
-                .limit(tokens(), alice())
-                .cost(|_, _| 500)
-                .meter_costs();
-            let wait = if answers_first {
-                2 * LATE
-            } else {
-                Duration::ZERO
-            };
+            let layer = charging(&limiter).meter_costs();
+            let wait = 2 * LATE * u32::from(answers_first);
             for _ in 0..3 {
                 let handler = async move |meter: CostMeter| {
                     meter.add(7);
@@ -78,11 +84,8 @@ async fn a_metered_request_costs_what_it_has_used_under_each_failure_policy() {
                 assert_eq!(send_through(&layer, router).await, status);
             }
             support::finished(&limiter).await;
-            assert_eq!(
-                stored(&memory).await,
-                expected,
-                "{failure:?} {answers_first}"
-            );
+            let which = format!("{failure:?} {answers_first}");
+            assert_eq!(stored(&memory).await, expected, "{which}");
         }
     }
 }
@@ -91,10 +94,11 @@ async fn a_metered_request_costs_what_it_has_used_under_each_failure_policy() {
 async fn a_request_that_passes_undecided_is_settled_by_its_head_and_waits_for_nothing() {
     let (memory, store) = late();
     let limiter = support::limiter(store);
-    let layer = RateLimitLayer::new(limiter.clone())
-        .limit(tokens(), alice())
-        .cost(|_, _| 500)
-        .settle(|head, charge| if head.status == 200 { 3 } else { charge.cost() });
+    let settle = |head: &http::response::Parts, charge: &Charge| match head.status.as_u16() {
+        200 => 3,
+        _ => charge.cost(),
+    };
+    let layer = charging(&limiter).settle(settle);
     let begin = Instant::now();
     assert_eq!(send_through(&layer, meters_seven()).await, 200);
     assert!(begin.elapsed() < LATE);
@@ -108,14 +112,7 @@ async fn a_request_that_passes_undecided_and_gets_no_response_is_refunded_if_the
     for (refunds, expected) in [(true, 0), (false, 500)] {
         let (memory, store) = late();
         let limiter = support::limiter(store);
-        let layer = RateLimitLayer::new(limiter.clone())
-            .limit(tokens(), alice())
-            .cost(|_, _| 500);
-        let layer = if refunds {
-            layer.refund_unanswered()
-        } else {
-            layer
-        };
+        let layer = refunding(charging(&limiter), refunds);
         let never = Router::new().route("/", get(pending::<()>));
         let sent = tokio::time::timeout(Duration::from_secs(1), send_through(&layer, never));
         assert!(sent.await.is_err());
@@ -129,22 +126,11 @@ async fn a_client_that_leaves_while_the_store_decides_is_refunded_if_the_layer_d
     for (refunds, expected) in [(true, 0), (false, 5_000)] {
         let (memory, store) = late();
         let limiter = support::limiter(store);
-        let layer = RateLimitLayer::new(limiter.clone())
-            .limit(tokens(), alice())
-            .cost(|_, _| 500)
-            .meter_costs();
-        let layer = if refunds {
-            layer.refund_unanswered()
-        } else {
-            layer
-        };
+        let layer = refunding(charging(&limiter).meter_costs(), refunds);
         for _ in 0..10 {
             let sent = send_through(&layer, meters_seven());
-            assert!(
-                tokio::time::timeout(Duration::from_millis(9), sent)
-                    .await
-                    .is_err()
-            );
+            let left = tokio::time::timeout(Duration::from_millis(9), sent).await;
+            assert!(left.is_err());
         }
         support::finished(&limiter).await;
         assert_eq!(stored(&memory).await, expected, "{refunds}");

@@ -270,28 +270,27 @@ fn an_observer_that_does_nothing_costs_no_allocation() {
     let unobserved = allocations(limiter());
     assert_eq!(allocations(limiter().observer(Nothing)), unobserved);
     // No subscriber wants these events.
-    for observed in [
-        limiter().observer(TracingObserver::new()),
-        limiter().observer(MetricsObserver::new()),
-    ] {
-        assert_eq!(allocations(observed), unobserved);
-    }
+    assert_eq!(
+        allocations(limiter().observer(TracingObserver::new())),
+        unobserved
+    );
+    assert_eq!(
+        allocations(limiter().observer(MetricsObserver::new())),
+        unobserved
+    );
 }
 
 /// Causes every event once.
 async fn everything(observer: impl Observer) {
     let observer = Arc::new(observer);
-    for store in [
-        Scripted::allowing(),
-        Scripted::denying_for(9),
-        Scripted::failing(),
-    ] {
+    let (api, trial) = (
+        policy("api", "10/1s,10/1m"),
+        policy("trial", "5/1m").shadow(),
+    );
+    let [allows, denies] = [Scripted::allowing(), Scripted::denying_for(9)];
+    for store in [allows, denies, Scripted::failing()] {
         let limiter = support::limiter(store).observer(observer.clone());
         let limiter = limiter.timeout(EACH_FAILURE_COUNTS);
-        let (api, trial) = (
-            policy("api", "10/1s,10/1m"),
-            policy("trial", "5/1m").shadow(),
-        );
         let layer = support::layer(limiter.clone())
             .limit(api.clone(), key())
             .limit(trial.clone(), key());
@@ -310,10 +309,7 @@ async fn everything(observer: impl Observer) {
 
 #[tokio::test]
 async fn no_key_is_shown_even_in_full() {
-    let log = Log {
-        in_full: true,
-        ..Log::default()
-    };
+    let log = Log::in_full();
     everything(log.clone()).await;
     let text = log.lines().concat();
     for event in ["Decision {", "Completion {", "Error {", "BreakerOpened {"] {
@@ -525,31 +521,19 @@ fn a_settlement_that_was_not_sent_is_told_from_one_that_failed() {
 }
 
 /// Writes down the events of slots, of callers that wait, and of policies.
-#[derive(Clone, Default)]
-struct Holders(Arc<Mutex<Vec<String>>>);
-
-impl Holders {
-    fn take(&self) -> Vec<String> {
-        std::mem::take(&mut self.0.lock().unwrap())
-    }
-}
-
-impl Observer for Holders {
-    fn on_event(&self, event: &Event<'_>) {
-        let line = match event {
-            Event::Slots {
-                policy,
-                slots,
-                change,
-                ..
-            } => format!("{} {slots} {change:?}", policy.name()),
-            Event::Wait { call, waited, .. } => format!("{} {waited:?}", call.names()),
-            Event::Policy(policy) if policy.is_shadow() => format!("{} (shadow)", policy.name()),
-            Event::Policy(policy) => policy.name().to_owned(),
-            _ => return,
-        };
-        self.0.lock().unwrap().push(line);
-    }
+fn holders() -> Log {
+    Log::of(|event| match event {
+        Event::Slots {
+            policy,
+            slots,
+            change,
+            ..
+        } => Some(format!("{} {slots} {change:?}", policy.name())),
+        Event::Wait { call, waited, .. } => Some(format!("{} {waited:?}", call.names())),
+        Event::Policy(policy) if policy.is_shadow() => Some(format!("{} (shadow)", policy.name())),
+        Event::Policy(policy) => Some(policy.name().to_owned()),
+        _ => None,
+    })
 }
 
 fn jobs(slots: u64) -> [Charge; 1] {
@@ -560,7 +544,7 @@ fn jobs(slots: u64) -> [Charge; 1] {
 #[test]
 fn slots_are_counted_by_policy_while_they_are_held_and_when_they_are_lost() {
     let seen = registered_in(&support::paused_runtime(), |observer| async move {
-        let log = Holders::default();
+        let log = holders();
         let limiter = support::limiter(MemoryStore::new()).observer((log.clone(), observer));
         let acquire = async |slots| {
             let slot = limiter.acquire_slot(jobs(slots), Duration::ZERO).await;
@@ -593,7 +577,7 @@ fn slots_are_counted_by_policy_while_they_are_held_and_when_they_are_lost() {
 #[test]
 fn callers_that_wait_are_counted_by_policy_and_their_time_is_measured() {
     let seen = registered_in(&support::paused_runtime(), |observer| async move {
-        let log = Holders::default();
+        let log = holders();
         let limiter = support::limiter(MemoryStore::new()).observer((log.clone(), observer));
         let acquire = |max_wait| limiter.acquire_slot(jobs(2), Duration::from_secs(max_wait));
         // One that is admitted at once, and one that is denied at once, do not wait.
@@ -666,7 +650,7 @@ async fn an_observer_that_panics_about_a_slot_or_a_wait_takes_no_slot_and_stops_
 
 #[test]
 fn an_observer_is_told_once_of_the_policies_of_a_layer() {
-    let names = Holders::default();
+    let names = holders();
     let layer = layer((names.clone(), MetricsObserver::new()));
     assert_eq!(names.take(), [""; 0]);
     let _ = (layer.layer(()), layer.layer(()));
@@ -857,9 +841,6 @@ async fn the_span_is_around_the_stores_work_and_nothing_else() {
         })
     });
     let limiter = support::limiter(store).observer((Flag(flag.clone()), Flag(flag.clone())));
-    limiter
-        .check([charge(&policy("api", "1/1s"))])
-        .await
-        .unwrap();
+    limiter.check([charge(&api())]).await.unwrap();
     assert_eq!(flag.load(SeqCst), 0);
 }

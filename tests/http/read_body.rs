@@ -117,9 +117,8 @@ async fn the_cost_stands_in_the_body_which_the_handler_gets_unchanged() {
         assert!(answer.contains(CHAT), "{answer}");
         assert_eq!(served.left().await, left);
     }
-    served
-        .raw(with_length("", r#"{"max_tokens":41}"#), "HTTP/1.1 429 ")
-        .await;
+    let more = with_length("", r#"{"max_tokens":41}"#);
+    served.raw(more, "HTTP/1.1 429 ").await;
 }
 
 #[tokio::test]
@@ -201,9 +200,8 @@ async fn over_http_2_trailers_are_dropped() {
     let mut trailers = HeaderMap::new();
     trailers.insert("x-sum", "1".parse().unwrap());
     let frames = [Frame::data(Bytes::from(CHAT)), Frame::trailers(trailers)];
-    let body = Body::new(StreamBody::new(stream::iter(
-        frames.map(Ok::<_, Infallible>),
-    )));
+    let frames = stream::iter(frames.map(Ok::<_, Infallible>));
+    let body = Body::new(StreamBody::new(frames));
     let response = sender.send_request(post_to(body)).await.unwrap();
     assert_eq!(response.status(), StatusCode::OK);
     assert_eq!(body_of(response).await, "Some(30) false");
@@ -253,10 +251,7 @@ async fn a_client_that_goes_away_half_way_is_not_charged() {
     }
 
     let mut sender = http_2(connect(served.router.clone()).await).await;
-    let half = [
-        Ok(Bytes::from(&CHAT[UNSENT..])),
-        Err("the client goes away"),
-    ];
+    let half = [Ok(Bytes::from(&CHAT[UNSENT..])), Err("it goes away")];
     let half = Body::from_stream(stream::iter(half));
     let _ = sender.send_request(post_to(half)).await;
     ends.recv().await.unwrap();
@@ -287,10 +282,8 @@ async fn a_plain_hyper_server_reads_bodies_of_which_a_slow_one_holds_no_place_in
     let limited = one_at_a_time().map_err(BoxError::from);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    for inner in [
-        BoxCloneService::new(buffered),
-        BoxCloneService::new(limited),
-    ] {
+    let buffered = BoxCloneService::new(buffered);
+    for inner in [buffered, BoxCloneService::new(limited)] {
         let service = ServiceBuilder::new()
             .map_request(|request: Request<Incoming>| request.map(Body::new))
             .layer(ReadBodyLayer::json::<Chat>(64))
@@ -369,9 +362,8 @@ async fn a_body_without_end_takes_no_more_memory_than_it_may_have_bytes() {
 fn stuck(alive: &Arc<()>) -> Request<Body> {
     let alive = Arc::clone(alive);
     let frames = stream::pending::<Result<Bytes, Infallible>>();
-    post_to(Body::from_stream(
-        frames.inspect(move |_| drop(alive.clone())),
-    ))
+    let frames = frames.inspect(move |_| drop(alive.clone()));
+    post_to(Body::from_stream(frames))
 }
 
 #[tokio::test(start_paused = true)]

@@ -227,22 +227,17 @@ async fn what_shadows_charged_is_settled_at_the_same_time() {
 }
 
 /// Records the result of each settlement, and whether another settlement is reported for the shared call.
-#[derive(Clone, Default)]
-struct Settlements(Arc<Mutex<Vec<String>>>);
-
-impl Observer for Settlements {
-    fn on_event(&self, event: &Event<'_>) {
+fn settlements() -> Log {
+    Log::of(|event| {
         let (call, result) = match event {
             Event::Completion { call, .. } => (call, "done"),
             Event::Error { call, .. } => (call, "failed"),
-            _ => return,
+            _ => return None,
         };
-        if call.kind == CallKind::Settle {
-            let shared = call.shares_call;
-            let line = format!("{} {result}, shared: {shared}", call.names());
-            self.0.lock().unwrap().push(line);
-        }
-    }
+        let (names, shared) = (call.names(), call.shares_call);
+        let line = || format!("{names} {result}, shared: {shared}");
+        (call.kind == CallKind::Settle).then(line)
+    })
 }
 
 #[tokio::test]
@@ -252,13 +247,13 @@ async fn of_settlements_in_one_call_each_is_told_by_itself_and_the_call_once() {
         0 => StoreFuture::ready(Err(StoreError::clone(&unavailable()))),
         _ => settle,
     });
-    let told = Settlements::default();
+    let told = settlements();
     let layer = support::layer(support::limiter(store).observer(told.clone()))
         .limit(policy("now", "9/1d"), everybody())
         .limit(policy("soon", "5/1d").shadow(), everybody());
     ask(&layer.settle(|_, _| 0)).await;
     let expected = ["now failed, shared: false", "soon done, shared: true"];
-    assert_eq!(*told.0.lock().unwrap(), expected);
+    assert_eq!(told.lines(), expected);
 }
 
 // No response
@@ -318,11 +313,7 @@ async fn a_failure_or_a_panic_settles_as_for_a_client_that_left() {
             assert!(place != "call", "told to panic");
             async move {
                 assert!(place != "future", "told to panic");
-                if place == "error" {
-                    Err("down")
-                } else {
-                    Ok(answer(200))
-                }
+                (place != "error").then(|| answer(200)).ok_or("down")
             }
         }));
         let ended = AssertUnwindSafe(service.oneshot(to("/"))).catch_unwind();

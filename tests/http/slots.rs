@@ -207,11 +207,8 @@ async fn a_request_holds_one_slot_whatever_its_cost_and_weight_unless_a_charge_s
     for cost in [0, 1, 2, 500] {
         let limiter = limiter();
         let both = layer(&limiter, 2).limit(rate.clone(), alice());
-        assert_eq!(
-            run_at_a_time(&both.cost(move |_, _| cost)).await,
-            2,
-            "{cost}"
-        );
+        let at_a_time = run_at_a_time(&both.cost(move |_, _| cost)).await;
+        assert_eq!(at_a_time, 2, "{cost}");
         assert_eq!(left_of(&limiter, &rate, &alice()).await, 2_000 - 2 * cost);
     }
     for weight in [0, 1, 5] {
@@ -278,10 +275,8 @@ async fn a_service_can_be_unavailable_without_a_slot() {
     let said = told.starts_with(r#"503 NoSlot | ratelimit: "exports";r=0 | "#);
     assert!(said && told.ends_with(" | retry-after: 1"), "{told}");
     let body = text(denied).await;
-    for said in [
-        "#temporary-reduced-capacity",
-        r#""violated-policies":["exports"]"#,
-    ] {
+    let violated = r#""violated-policies":["exports"]"#;
+    for said in ["#temporary-reduced-capacity", violated] {
         assert!(body.contains(said), "{body}");
     }
 
@@ -298,10 +293,8 @@ async fn a_grpc_call_without_a_slot_is_denied_or_unavailable_with_a_pushback_of_
     let limiter = limiter();
     let layer = layer(&limiter, 1).rejection(Grpc::new());
     let _held = get(&self::layer(&limiter, 1)).await;
-    for (layer, status) in [
-        (layer.clone(), "8"),
-        (layer.unavailable_without_slot(), "14"),
-    ] {
+    let unavailable = layer.clone().unavailable_without_slot();
+    for (layer, status) in [(layer, "8"), (unavailable, "14")] {
         let service = layer.layer(service_fn(async |_: Request<()>| {
             Ok::<_, Infallible>(Response::new(tonic::body::Body::empty()))
         }));

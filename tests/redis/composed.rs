@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use support::{
-    history::{few_cases, hot, steady},
+    history::*,
     promise::{admitted, assert_promise},
     served::fresh,
 };
@@ -13,9 +13,7 @@ mod leases {
     use super::*;
 
     support::contract!(apart new);
-    support::calls!(new);
-    support::blocks!(new);
-    support::kinds!(new);
+    support::contracts!(new: calls blocks kinds);
 
     async fn new() -> (Leases, ManualClock) {
         let (store, clock) = Served::start().await;
@@ -36,8 +34,6 @@ async fn a_store_with_leases_agrees_with_the_vectors() {
         (leased(store, &clock), clock)
     };
     replay_all(store).await;
-    replay_blocks(store).await;
-    replay_kinds(store).await;
 }
 
 #[test]

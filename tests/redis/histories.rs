@@ -4,11 +4,7 @@ use std::cell::{Cell, RefCell};
 
 use proptest::{collection::vec, prelude::*, sample::Index};
 use support::{
-    history::{
-        Act, History, Player, Step, agree, calls, calls_of_all_kinds, few_cases, large, move_clock,
-        steady, taken_back, wild, wild_kinds,
-    },
-    outcome::Outcome,
+    history::*,
     served::fresh,
     stored::{foretells_the_script, has_the_steps_of_the_model},
     verified::{Verified, acts},
@@ -26,8 +22,6 @@ async fn the_redis_store_agrees_with_the_vectors() {
             (store.in_flight(in_flight), clock)
         };
         replay_all(fresh).await;
-        replay_kinds(fresh).await;
-        replay_blocks(fresh).await;
     }
 }
 
@@ -127,41 +121,6 @@ fn what_is_read_foretells_what_the_server_decides() {
             has_the_steps_of_the_model(&store, &clock, &steady).await;
         });
     });
-}
-
-#[test]
-fn checks_in_one_call_are_decided_as_in_one_call_each() {
-    let (server, runtime) = (Server::start(), support::runtime());
-    proptest!(|(history in wild(), together in 1..6_usize)| {
-        runtime.block_on(async {
-            let (redis, clock) = fresh(&server).await;
-            clock.set(history.start_ms);
-            agree_together(&redis, &clock, &history, together).await;
-        });
-    });
-}
-
-async fn agree_together(
-    redis: &RedisStore,
-    clock: &ManualClock,
-    history: &History,
-    together: usize,
-) {
-    let memory = MemoryStore::new().clock(clock.clone());
-    let mut player = Player::new(&memory, history);
-    for steps in history.steps.chunks(together) {
-        move_clock(clock, steps[0].gap_ms);
-        let (mut checks, mut right) = (Vec::new(), Vec::new());
-        for step in steps {
-            if let Act::Check(charges) = &step.act {
-                checks.push(player.check_of(charges));
-                right.extend(player.play(&step.act).await);
-            }
-        }
-        let said = support::calls::check_all(redis, checks).await;
-        let said: Vec<Outcome> = said.iter().map(Outcome::from).collect();
-        assert_eq!(said, right, "{steps:?}");
-    }
 }
 
 /// Another program has changed the value of a key. An operation on it succeeds or fails, and no other operation fails.

@@ -10,10 +10,7 @@ mod around_leases_of_a_cluster {
     use super::*;
 
     support::contract!(apart fresh);
-    support::calls!(fresh);
-    support::contributors!(fresh);
-    support::denials!(fresh);
-    support::blocks!(fresh);
+    support::contracts!(fresh: calls contributors denials blocks);
 
     async fn fresh() -> (Plain<Leases>, ManualClock) {
         let (store, clock) = cluster::fresh().await;

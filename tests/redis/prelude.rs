@@ -33,7 +33,7 @@ pub(crate) use support::{
     redis::Server,
     served::{BLOCKS_RIGHTS, LEAST_RIGHTS, Served, limited},
     sharing::wait,
-    vectors::{replay_all, replay_blocks, replay_kinds},
+    vectors::replay_all,
 };
 pub(crate) use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},

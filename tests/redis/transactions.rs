@@ -93,8 +93,6 @@ async fn transactions_agree_with_the_vectors() {
     let server = Server::start();
     let pool = pool(server.socket_url()).await;
     replay_all(async || fresh(&pool)).await;
-    replay_blocks(async || fresh(&pool)).await;
-    replay_kinds(async || fresh(&pool)).await;
 }
 
 /// Two processes over one server that call in turn: one by the script, one by transactions.

@@ -6,10 +6,7 @@ use support::{sharing::shared, twemproxy::Twemproxy};
 use crate::prelude::*;
 
 mod contract {
-    support::contract!(super::together);
-    support::contributors!(super::together);
-    support::denials!(super::together);
-    support::blocks!(super::together);
+    support::contracts!(super::together: contract contributors denials blocks);
 }
 
 /// The prefix is the hash tag, so all keys of a store are on one server, and one call may charge any of them.
@@ -70,8 +67,6 @@ async fn charge_all(limiter: &Limiter) -> Vec<StoreErrorKind> {
 async fn the_store_agrees_with_the_vectors() {
     let proxy = Twemproxy::start(BY_PREFIX);
     replay_all(async || fresh(&proxy).await).await;
-    replay_blocks(async || fresh(&proxy).await).await;
-    replay_kinds(async || fresh(&proxy).await).await;
 }
 
 #[tokio::test]

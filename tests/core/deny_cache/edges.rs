@@ -5,7 +5,6 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use sluicegate::decision::Count;
 use support::prelude::*;
-use tokio::time::{Instant, advance};
 
 const QUARTER: Duration = Duration::from_micros(250);
 
@@ -40,7 +39,7 @@ impl Server {
 impl Store for Server {
     fn check(&self, check: &Check) -> StoreFuture<Decision> {
         if self.hangs.load(Relaxed) {
-            return StoreFuture::pending(std::future::pending());
+            return StoreFuture::pending(pending());
         }
         let (this, check) = (self.clone(), check.clone());
         StoreFuture::pending(async move {
@@ -66,25 +65,19 @@ fn repeated(decision: &Decision) -> Option<Duration> {
     let Decision::Denied(denial) = decision else {
         panic!("it was admitted");
     };
-    denial
-        .usage()
-        .is_cached()
-        .then(|| denial.retry_after().unwrap())
+    let is_cached = denial.usage().is_cached();
+    is_cached.then(|| denial.retry_after().unwrap())
 }
 
 /// Returns how many times the denial was repeated.
 async fn meets_the_edge(phase: u32, there: u32, back: u32, denied_for_ms: u64) -> u32 {
+    let decides_at = Duration::from_secs(5) + (phase + there) * QUARTER;
     let server = Arc::new(Server {
         start: Instant::now(),
         ahead: Duration::from_secs(5) + phase * QUARTER,
         there: there * QUARTER,
         back: back * QUARTER,
-        // The time at which the server will decide, plus the delay.
-        admits_at_ms: u64::try_from(
-            (Duration::from_secs(5) + (phase + there) * QUARTER).as_millis(),
-        )
-        .unwrap()
-            + denied_for_ms,
+        admits_at_ms: u64::try_from(decides_at.as_millis()).unwrap() + denied_for_ms,
         hangs: Arc::default(),
     });
     let limiter = support::limiter(Arc::clone(&server))
@@ -106,10 +99,8 @@ async fn meets_the_edge(phase: u32, there: u32, back: u32, denied_for_ms: u64) -
         assert!(server.now_ms() < server.admits_at_ms, "refused too late");
         // A caller that waits is admitted, and the delay is not longer than that of the first answer.
         let back_at = Instant::now() - server.start + server.ahead + told;
-        assert!(
-            back_at.as_millis() >= server.admits_at_ms.into(),
-            "told too little"
-        );
+        let is_enough = back_at.as_millis() >= server.admits_at_ms.into();
+        assert!(is_enough, "told too little");
         let first_at = answered + ms(denied_for_ms);
         assert!(Instant::now() + told < first_at + ms(1), "told too much");
         advance(QUARTER).await;
@@ -119,7 +110,6 @@ async fn meets_the_edge(phase: u32, there: u32, back: u32, denied_for_ms: u64) -
 }
 
 fn known(limiter: &Limiter) -> Option<Decision> {
-    use futures::FutureExt;
     limiter.check(charges()).now_or_never().map(Result::unwrap)
 }
 

@@ -8,16 +8,11 @@ use support::{
     verified::{Verified, acts},
 };
 
-fn block_on(future: impl Future<Output = ()>) {
-    let mut runtime = tokio::runtime::Builder::new_current_thread();
-    runtime.enable_time().build().unwrap().block_on(future);
-}
-
 #[test]
 fn what_is_repeated_is_what_the_store_would_answer() {
     let repeated = Cell::new(0);
     proptest!(|(acts in acts(), has_leases: bool)| {
-        block_on(async {
+        support::runtime().block_on(async {
             let (store, clock) = memory();
             let mut verified = if has_leases {
                 let leases = support::leases(store).clock(clock.clone());

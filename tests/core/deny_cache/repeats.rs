@@ -1,13 +1,7 @@
 //! Repeated refusals: the events that end them, and the reports about them.
 
-use std::convert::Infallible;
-
-use futures::FutureExt;
-use http::{Request, Response};
 use sluicegate::{Header, block::Ban};
-use support::{prelude::*, rows::hold};
-use tokio::sync::Notify;
-use tower::{Layer, ServiceExt, service_fn};
+use support::prelude::*;
 
 /// Counts the checks that reach a memory store. Can let them fail or wait.
 struct Site {
@@ -23,12 +17,8 @@ fn site() -> Site {
     let checks = Arc::<AtomicU64>::default();
     let [fails, waits] = [(); 2].map(|()| Arc::<AtomicBool>::default());
     let answers = Arc::<Notify>::default();
-    let (count, failing, waiting, held) = (
-        checks.clone(),
-        fails.clone(),
-        waits.clone(),
-        answers.clone(),
-    );
+    let (count, failing) = (checks.clone(), fails.clone());
+    let (waiting, held) = (waits.clone(), answers.clone());
     let store = Fated::new(memory, move |asked| {
         let is_check = matches!(asked, Asked::Check(_));
         count.fetch_add(u64::from(is_check), SeqCst);
@@ -204,7 +194,7 @@ async fn a_denial_that_was_on_its_way_when_something_was_given_back_is_not_remem
     site.waits.store(true, SeqCst);
     let limiter = site.limiter.clone();
     let denied = tokio::spawn(async move { limiter.check(alice).await });
-    tokio::task::yield_now().await;
+    yield_now().await;
     site.waits.store(false, SeqCst);
     site.limiter.reset(&api, &user("alice")).await.unwrap();
     site.answers.notify_one();
@@ -229,29 +219,14 @@ async fn denials_that_take_much_room_are_not_remembered() {
     }
 }
 
-/// An observer that records whether decisions were repeated.
-#[derive(Clone, Debug, Default)]
-struct Told {
-    decisions: Arc<Mutex<Vec<bool>>>,
-    completions: Arc<Mutex<Vec<bool>>>,
-}
-
-impl Observer for Told {
-    fn on_event(&self, event: &Event<'_>) {
-        match event {
-            Event::Decision { decision, .. } => {
-                self.decisions.lock().unwrap().push(decision.is_cached());
-            }
-            Event::Completion { local, .. } => self.completions.lock().unwrap().push(*local),
-            _ => {}
-        }
-    }
-}
-
 #[tokio::test]
 async fn observers_are_told_and_bans_count_each_refusal() {
     let site = site();
-    let told = Told::default();
+    let told = Log::of(|event| match event {
+        Event::Decision { decision, .. } => Some(format!("cached {}", decision.is_cached())),
+        Event::Completion { local, .. } => Some(format!("local {local}")),
+        _ => None,
+    });
     let limiter = site.limiter.clone().observer(told.clone());
     let ban: Ban = "4/10m=1h".parse().unwrap();
     let api = policy("api", "1/1h").ban(ban);
@@ -264,9 +239,13 @@ async fn observers_are_told_and_bans_count_each_refusal() {
         let decision = check(&limiter, &api, "alice", 1).await;
         assert!(is_blocked(&decision));
     }
-    let repeated = told.decisions.lock().unwrap().clone();
-    assert_eq!(repeated, [false, false, true, true, true]);
-    assert_eq!(*told.completions.lock().unwrap(), [false, true]);
+    let (decisions, completions): (Vec<_>, Vec<_>) = told
+        .take()
+        .into_iter()
+        .partition(|it| it.starts_with("cached"));
+    let repeated = decisions.iter().map(|it| it == "cached true");
+    assert!(repeated.eq([false, false, true, true, true]));
+    assert_eq!(completions, ["local false", "local true"]);
 }
 
 #[tokio::test]
@@ -298,10 +277,10 @@ async fn who_waits_hears_what_is_given_back_and_is_admitted_in_time() {
     }
     let waiting = limiter.acquire(alice(), Duration::from_secs(7_200));
     let reset = async {
-        tokio::time::sleep(ms(300)).await;
+        sleep(ms(300)).await;
         limiter.reset(&api, &user("alice")).await.unwrap();
     };
-    let start = tokio::time::Instant::now();
+    let start = Instant::now();
     let (admitted, ()) = tokio::join!(waiting, reset);
     assert!(admitted.unwrap().is_allowed());
     assert!(start.elapsed() < ms(310));
@@ -334,17 +313,12 @@ async fn an_address_with_ever_new_keys_is_refused_without_a_call_by_a_layer_of_i
     let by_key =
         support::layer(site.limiter.clone()).limit(policy("key", "9/1m"), Header::new("x-api-key"));
     let by_address = support::layer(site.limiter.clone()).limit(policy("ip", "1/1h"), address);
-    let hello =
-        service_fn(async |_: Request<String>| Ok::<_, Infallible>(Response::new(String::new())));
-    let service = by_address.layer(by_key.layer(hello));
+    let service = by_address.layer(by_key.layer(hello()));
     for (key, status, checks) in [("a", 200, 2), ("b", 429, 3), ("c", 429, 3), ("d", 429, 3)] {
         let request = Request::get("/").header("x-api-key", key);
         let request = request.body(String::new()).unwrap();
         let response = service.clone().oneshot(request).await.unwrap();
-        assert_eq!(
-            (response.status().as_u16(), site.checks.load(SeqCst)),
-            (status, checks),
-            "{key}"
-        );
+        assert_eq!(response.status(), status, "{key}");
+        assert_eq!(site.checks.load(SeqCst), checks, "{key}");
     }
 }

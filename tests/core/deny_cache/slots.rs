@@ -1,22 +1,6 @@
 //! Slots are returned at any time, by any process: so a denial for want of a slot is repeated for a tenth of a second.
 
-use std::{convert::Infallible, sync::atomic::Ordering::Relaxed};
-
-use http::{Request, Response, StatusCode};
 use support::prelude::*;
-use tower::{ServiceBuilder, ServiceExt};
-
-/// Counts the decisions that the store was asked for.
-#[derive(Clone, Debug, Default)]
-struct Asked(Arc<AtomicU32>);
-
-impl Observer for Asked {
-    fn on_event(&self, event: &Event<'_>) {
-        if let Event::Decision { decision, .. } = event {
-            self.0.fetch_add(u32::from(!decision.is_cached()), Relaxed);
-        }
-    }
-}
 
 /// A limiter that caches denials, and the clock.
 fn cache() -> (Limiter, ManualClock) {
@@ -47,7 +31,11 @@ async fn a_slot_that_is_returned_through_the_cache_ends_the_denial_at_once() {
 #[tokio::test]
 async fn a_ban_in_a_layer_around_the_slots_holds_for_a_client_that_keeps_them_full() {
     let (cache, clock) = cache();
-    let asked = Asked::default();
+    // The decisions that the store was asked for.
+    let asked = Log::of(|event| match event {
+        Event::Decision { decision, .. } => (!decision.is_cached()).then(String::new),
+        _ => None,
+    });
     let limiter = cache.observer(asked.clone());
     let alice = user("alice");
     let rate = policy("rate", "100/1m");
@@ -68,17 +56,10 @@ async fn a_ban_in_a_layer_around_the_slots_holds_for_a_client_that_keeps_them_fu
     }
     let served = answers.iter().filter(|it| it.status() == StatusCode::OK);
     assert_eq!(served.count(), 3);
-    assert_eq!(
-        answers[104].headers()["retry-after"],
-        "61",
-        "the rate denies"
-    );
-    assert_eq!(
-        answers[200].headers()["retry-after"],
-        "3600",
-        "the ban holds"
-    );
-    let calls = asked.0.load(Relaxed);
+    let wait = |number: usize| &answers[number].headers()["retry-after"];
+    assert_eq!(wait(104), "61", "the rate denies");
+    assert_eq!(wait(200), "3600", "the ban holds");
+    let calls = asked.lines().len();
     assert!(calls <= 250, "{calls}");
     drop(answers); // with the slots
     let banned = service.oneshot(Request::new(())).await.unwrap();

@@ -5,7 +5,6 @@
 //! from the answer, and not from the request, is a clock that stands still until the answer arrives. A mutant without
 //! the margin is a clock that stands still for a millisecond after the answer.
 
-use futures::FutureExt;
 use support::{prelude::*, promise::most_within};
 use tokio::sync::oneshot;
 
@@ -189,7 +188,7 @@ impl World {
             process.clock.advance(Duration::from_micros(us - still_us));
         }
         for _ in 0..4 {
-            tokio::task::yield_now().await;
+            yield_now().await;
         }
     }
 
@@ -233,10 +232,8 @@ impl World {
             let check = self.check_of(left);
             let decision = self.store.check(&check).await.unwrap();
             assert!(decision.is_allowed());
-            self.admitted
-                .lock()
-                .unwrap()
-                .push((self.truth.now_ms(), left));
+            let mut admitted = self.admitted.lock().unwrap();
+            admitted.push((self.truth.now_ms(), left));
         }
     }
 

@@ -8,11 +8,7 @@ mod contract {
     use sluicegate::{MemoryStore, manual_clock::ManualClock, store::Leases};
 
     support::contract!(apart new);
-    support::calls!(new);
-    support::contributors!(new);
-    support::denials!(new);
-    support::blocks!(new);
-    support::kinds!(new);
+    support::contracts!(new: calls contributors denials blocks kinds);
 
     pub(super) async fn new() -> (Leases, ManualClock) {
         let clock = ManualClock::new(0);
@@ -24,6 +20,4 @@ mod contract {
 #[tokio::test]
 async fn the_store_agrees_with_the_vectors() {
     support::vectors::replay_all(contract::new).await;
-    support::vectors::replay_blocks(contract::new).await;
-    support::vectors::replay_kinds(contract::new).await;
 }

@@ -1,10 +1,6 @@
 //! Races between a question and its answer, and between layers.
 
-use std::pin::pin;
-
-use futures::FutureExt;
 use support::prelude::*;
-use tokio::sync::Notify;
 
 /// What a store does that executes operations at once and can hold the answers back.
 #[derive(Debug, Default)]
@@ -31,9 +27,9 @@ impl Holds {
         match asked {
             Asked::Check(_) if self.fails_checks.load(SeqCst) => Fate::unavailable(),
             // The value of this identity cannot be read.
-            Asked::Check(check) if check.keys().any(|it| *it == user("mallory")) => Fate::Fails(
-                StoreError::new(StoreErrorKind::Protocol, "it cannot be read"),
-            ),
+            Asked::Check(check) if check.keys().any(|it| *it == user("mallory")) => {
+                Fate::Fails(StoreError::new(StoreErrorKind::Protocol, "unreadable"))
+            }
             Asked::Check(_) => held(&self.checks),
             Asked::Execute(Operation::Settle(_)) => {
                 self.settlements.fetch_add(1, SeqCst);
@@ -155,11 +151,8 @@ async fn a_lease_that_is_asked_for_during_a_reset_is_spent_or_returned() {
         assert!(futures::poll!(&mut reset).is_pending());
         others_run().await;
     }
-    assert_eq!(
-        world.left(&alice[0]).await,
-        100_000,
-        "the store has forgotten"
-    );
+    let left = world.left(&alice[0]).await;
+    assert_eq!(left, 100_000, "the store has forgotten");
     for _ in 0..100 {
         assert!(world.check(&alice).await.is_allowed());
     }
@@ -188,12 +181,9 @@ async fn a_lease_that_comes_after_a_reset_is_neither_spent_nor_returned() {
 #[tokio::test]
 async fn a_lease_that_a_reset_may_have_deleted_is_not_spent() {
     for is_hot_before in [true, false] {
-        let (world, alice) = match is_hot_before {
-            true => {
-                let (world, alice, _) = World::with_a_lease_on_its_way().await;
-                (world, alice)
-            }
-            false => (World::new(), [charge(&policies().0, "alice")]),
+        let (world, alice, _) = match is_hot_before {
+            true => World::with_a_lease_on_its_way().await,
+            false => (World::new(), [charge(&policies().0, "alice")], 0),
         };
         world.holds.delays_resets.store(true, SeqCst);
         let mut reset = pin!(world.leases.reset(alice[0].policy(), alice[0].key()));
@@ -206,10 +196,8 @@ async fn a_lease_that_a_reset_may_have_deleted_is_not_spent() {
         for _ in 0..10 {
             assert!(world.check(&alice).await.is_allowed());
         }
-        assert!(
-            world.left(&alice[0]).await <= 100_000 - 10,
-            "{is_hot_before}"
-        );
+        let left = world.left(&alice[0]).await;
+        assert!(left <= 100_000 - 10, "{is_hot_before}");
     }
 }
 
@@ -224,7 +212,7 @@ async fn a_hot_identity_is_leased_under_a_changed_policy() {
             assert!(world.check(&changed).await.is_allowed());
         }
         world.clock.set(world.next_second());
-        tokio::time::sleep(SECOND).await;
+        sleep(SECOND).await;
     }
     world.warm_up(&changed).await;
     world.holds.checks.store(true, SeqCst);
@@ -239,13 +227,8 @@ async fn an_identity_that_cannot_be_read_does_not_keep_others_from_being_leased(
     let alice = [charge(&all, "alice")];
     let admitted = world.warm_up(&alice).await;
     for spent in 1..=50 {
-        assert!(
-            world
-                .limiter
-                .check([charge(&all, "mallory")])
-                .await
-                .is_err()
-        );
+        let unreadable = world.limiter.check([charge(&all, "mallory")]).await;
+        assert!(unreadable.is_err());
         // A decision without a wait does not come from the store.
         world.holds.checks.store(true, SeqCst);
         let decision = world.limiter.check(alice.clone()).now_or_never();
@@ -289,7 +272,7 @@ async fn leases_are_returned_while_the_store_hangs_for_many_others() {
             others_run().await;
         }
         world.clock.set(world.next_second() + 1_000);
-        tokio::time::sleep(SECOND).await;
+        sleep(SECOND).await;
     };
     world.holds.hangs_settlements.store(true, SeqCst);
     checks(&names).await;
@@ -310,11 +293,8 @@ async fn a_block_ends_a_lease_that_is_on_its_way() {
     others_run().await;
     let decision = limiter.check(alice.clone()).await.unwrap();
     assert!(is_blocked(&decision));
-    assert_eq!(
-        world.left(&alice[0]).await,
-        100_000 - admitted,
-        "it was returned"
-    );
+    let left = world.left(&alice[0]).await;
+    assert_eq!(left, 100_000 - admitted, "it was returned");
 }
 
 /// A limiter that caches denials over the leases, and a hot identity without units in the store: its units are in this process.
@@ -376,7 +356,7 @@ async fn spending_leased_units_does_not_close_the_breaker() {
     for _ in 0..5 {
         assert!(limiter.check(alice.clone()).await.unwrap().is_allowed());
         assert!(limiter.check([charge(&own, "bob")]).await.is_err());
-        tokio::time::advance(ms(1)).await;
+        advance(ms(1)).await;
     }
     let error = limiter.check([charge(&own, "bob")]).await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::CircuitOpen);

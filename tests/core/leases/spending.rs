@@ -97,9 +97,8 @@ async fn warm_up(world: &World, process: usize, charges: &[Charge]) {
         assert!(world.admits(process, charges).await);
     }
     // Away from the end of a step.
-    world
-        .clock
-        .set(world.clock.now_ms() / 1_000 * 1_000 + 1_000);
+    let second = world.clock.now_ms() / 1_000;
+    world.clock.set(second * 1_000 + 1_000);
     for _ in 0..100 {
         world.pass(1_000);
         assert!(world.admits(process, charges).await);
@@ -134,13 +133,11 @@ async fn leased_units_count_as_used_in_the_answer_that_spends_them() {
 #[tokio::test(start_paused = true)]
 async fn unspent_units_are_returned_when_no_more_checks_come() {
     let (world, alice) = warm("100000/1m", 1).await;
-    tokio::time::sleep(SECOND).await;
-    assert!(
-        world.left(&alice[0]).await[0] < 100_000 - 2_101,
-        "it can still be spent"
-    );
+    sleep(SECOND).await;
+    let in_store = world.left(&alice[0]).await[0];
+    assert!(in_store < 100_000 - 2_101, "it can still be spent");
     world.pass(2_000_000);
-    tokio::time::sleep(SECOND).await;
+    sleep(SECOND).await;
     assert_eq!(world.left(&alice[0]).await, [100_000 - 2_101]);
 }
 
@@ -171,10 +168,8 @@ async fn a_spent_unit_is_settled_like_any_other() {
     let left = world.left(&alice[0]).await[0];
     let settled = limiter.settle(decision.usage(), |_| 0).await.unwrap();
     assert_eq!(remaining(&settled), [left + 2]);
-    assert!(
-        limiter.settle(decision.usage(), |_| 0).await.is_err(),
-        "once"
-    );
+    let again = limiter.settle(decision.usage(), |_| 0).await;
+    assert!(again.is_err(), "once");
     // The settled units are released together with the other units of the charge.
     world.pass(61_000_000);
     assert_eq!(world.left(&alice[0]).await, [100_000]);
@@ -211,7 +206,7 @@ async fn metered_costs_end_the_spending_with_leases_as_without() {
             for _ in 0..1_000 {
                 world.pass(1_000);
                 assert!(limiter.check(charges.to_vec()).await.unwrap().is_allowed());
-                tokio::task::yield_now().await;
+                yield_now().await;
             }
             let units = 1_000 + spend_metered(limiter, charges).await;
             assert!((100_000..105_000).contains(&units), "{units}");
@@ -256,9 +251,8 @@ async fn leased_units_count_as_used_in_the_answers_of_the_store() {
     let settled = limiter.settle(spent.usage(), |_| 0).await.unwrap();
     let left = [in_store[0] + 1, in_store[1] + 1];
     assert_eq!(remaining(&settled), left);
-    let denied = world
-        .check(0, &[charge(&policy, "alice", left[0] + 1)])
-        .await;
+    let more = [charge(&policy, "alice", left[0] + 1)];
+    let denied = world.check(0, &more).await;
     assert!(!denied.is_allowed());
     assert_eq!(remaining(denied.usage()), left);
 }
@@ -330,6 +324,19 @@ async fn a_check_that_one_lease_cannot_pay_spends_nothing_of_the_others() {
     assert_eq!(world.left(&large[1]).await, [100_000 - 2_101 - 2_000]);
 }
 
+/// How many checks of these charges a task admits, of so many.
+async fn admitted(limiter: Limiter, charges: Vec<Charge>, checks: usize) -> usize {
+    let mut admitted = 0;
+    for index in 0..checks {
+        let decision = limiter.check(charges.clone()).await.unwrap();
+        admitted += usize::from(decision.is_allowed());
+        if index % 8 == 0 {
+            yield_now().await;
+        }
+    }
+    admitted
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn tasks_that_race_for_two_leases_charge_both_or_none() {
     let world = World::new(2);
@@ -339,34 +346,18 @@ async fn tasks_that_race_for_two_leases_charge_both_or_none() {
         if task % 4 < 2 {
             both.reverse();
         }
-        tokio::spawn(async move {
-            let mut admitted = 0;
-            for index in 0..2_000 {
-                let decision = limiter.check(both.clone()).await.unwrap();
-                admitted += u64::from(decision.is_allowed());
-                if index % 8 == 0 {
-                    tokio::task::yield_now().await;
-                }
-            }
-            admitted
-        })
+        tokio::spawn(admitted(limiter, both.into(), 2_000))
     });
-    let tasks: Vec<_> = tasks.collect();
-    let mut admitted = 0;
-    for task in tasks {
+    let mut total = 0;
+    for task in tasks.collect::<Vec<_>>() {
         world.pass(20_000);
-        admitted += task.await.unwrap();
+        total += task.await.unwrap();
     }
-    assert_eq!(admitted, 16_000);
+    assert_eq!(total, 16_000);
     world.return_unspent().await;
-    assert_eq!(
-        world.left(&two_charges([1, 1])[0]).await,
-        [200_000 - 16_000]
-    );
-    assert_eq!(
-        world.left(&two_charges([1, 1])[1]).await,
-        [100_000 - 16_000]
-    );
+    for (charge, limit) in two_charges([1, 1]).iter().zip([200_000, 100_000]) {
+        assert_eq!(world.left(charge).await, [limit - 16_000]);
+    }
 }
 
 #[tokio::test]
@@ -378,7 +369,7 @@ async fn a_block_through_this_process_is_seen_at_once() {
     limiter.block(&key, MINUTE).await.unwrap();
     let decision = limiter.check(alice.clone()).await.unwrap();
     assert!(is_blocked(&decision));
-    tokio::task::yield_now().await;
+    yield_now().await;
     assert_eq!(world.left(&alice[0]).await, [100_000 - 2_102]);
 }
 
@@ -426,11 +417,8 @@ async fn a_clock_that_steps_far_back_admits_the_limit_once_more_at_most() {
 #[tokio::test]
 async fn while_the_store_fails_callers_notice() {
     let world = World::new(1);
-    let (alice, bob) = (
-        charge(&policy("100000/1m"), "alice", 1),
-        charge(&policy("9/1h"), "bob", 1),
-    );
-    let both = [alice.clone(), bob];
+    let alice = charge(&policy("100000/1m"), "alice", 1);
+    let both = [alice.clone(), charge(&policy("9/1h"), "bob", 1)];
     warm_up(&world, 0, std::slice::from_ref(&alice)).await;
     world.is_down.store(true, SeqCst);
     let limiter = &world.processes[0].1;
@@ -461,12 +449,9 @@ async fn nothing_is_leased_while_the_clock_of_the_store_is_behind() {
         assert!(world.admits(0, &alice).await);
     }
     assert!(world.calls() >= 500, "nothing is spent here");
-    tokio::task::yield_now().await;
-    assert_eq!(
-        world.left(&alice[0]).await,
-        [100_000 - 501],
-        "what was leased was returned"
-    );
+    yield_now().await;
+    let left = world.left(&alice[0]).await;
+    assert_eq!(left, [100_000 - 501], "what was leased was returned");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -475,33 +460,23 @@ async fn many_tasks_and_processes_admit_exactly_the_limit() {
     let policy = policy("20000/1h");
     let tasks = (0..24).map(|task| {
         let limiter = world.processes[task % 3].1.clone();
-        let alice = [charge(&policy, "alice", 1)];
-        tokio::spawn(async move {
-            let mut admitted = 0;
-            for index in 0..1_500 {
-                let decision = limiter.check(alice.clone()).await.unwrap();
-                admitted += usize::from(decision.is_allowed());
-                if index % 8 == 0 {
-                    tokio::task::yield_now().await;
-                }
-            }
-            admitted
-        })
+        let alice = vec![charge(&policy, "alice", 1)];
+        tokio::spawn(admitted(limiter, alice, 1_500))
     });
     let tasks: Vec<_> = tasks.collect();
-    let mut admitted = 0;
+    let mut total = 0;
     for _ in 0..100 {
         world.pass(1_000);
-        tokio::time::sleep(ms(1)).await;
+        sleep(ms(1)).await;
     }
     for task in tasks {
-        admitted += task.await.unwrap();
+        total += task.await.unwrap();
     }
     // The unspent units serve later callers.
     for process in 0..3 {
         while world.admits(process, &[charge(&policy, "alice", 1)]).await {
-            admitted += 1;
+            total += 1;
         }
     }
-    assert_eq!(admitted, 20_000);
+    assert_eq!(total, 20_000);
 }

@@ -128,22 +128,17 @@ async fn a_value_that_cannot_be_read_is_told(script: &Script) {
     ] {
         script.start(START_MS);
         script.server.put(NAME, value);
-        let error = script
-            .store
-            .check(&look(&policy("3/1m"), 1))
-            .await
-            .unwrap_err();
-        assert!(error.to_string().contains(reason), "{error}");
+        let error = script.store.check(&look(&policy("3/1m"), 1)).await;
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains(reason), "{error}");
     }
-    let block = |stop_ms: u64, rest: &[u8]| [&stop_ms.to_le_bytes()[..6], rest].concat();
+    let block = |rest: &[u8]| [&(START_MS + 9).to_le_bytes()[..6], rest].concat();
+    let long = [1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     for (value, reason) in [
         (None, "of another type"),
-        (Some(block(START_MS + 9, &[1, 2])), "cannot be read"),
-        (Some(block(START_MS + 9, &[1, 1, 0])), "cannot be read"),
-        (
-            Some(block(START_MS + 9, &[1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0])),
-            "cannot be read",
-        ),
+        (Some(block(&[1, 2])), "cannot be read"),
+        (Some(block(&[1, 1, 0])), "cannot be read"),
+        (Some(block(&long)), "cannot be read"),
     ] {
         script.start(START_MS);
         script.server.put(BLOCK, value.as_deref());
@@ -177,16 +172,9 @@ async fn a_value_that_lacks_totals_cannot_be_read(script: &Script) {
 async fn entries_are_narrow_again_when_nothing_counts(script: &Script) {
     let policy = policy("100000/1m@1s");
     let mut lengths = Vec::new();
-    for (gap_ms, cost) in [
-        (0, 1),
-        (1_000, 70_000),
-        (59_000, 1),
-        (3_000, 1),
-        (70_000, 1),
-    ] {
-        if lengths.is_empty() {
-            script.start(START_MS);
-        }
+    script.start(START_MS);
+    let costs = [1, 70_000, 1, 1, 1];
+    for (gap_ms, cost) in [0, 1_000, 59_000, 3_000, 70_000].into_iter().zip(costs) {
         script.clock.advance(ms(gap_ms));
         assert!(check(&script.store, &policy, cost).await.is_allowed());
         lengths.push(script.server.value(NAME).unwrap().len());
@@ -216,10 +204,8 @@ async fn a_new_key_is_held_to_the_limit_whatever_was_settled_before(script: &Scr
     script.clock.advance(Duration::from_secs(600));
     let settlement = Settlement::new(charged.usage(), |_| 6).unwrap();
     let of_bob = Charge::new(&policy, Key::new("user", "bob"), 5);
-    let operations = vec![
-        Operation::Settle(settlement),
-        Operation::Check(Check::new([of_bob]).unwrap()),
-    ];
+    let check = Operation::Check(Check::new([of_bob]).unwrap());
+    let operations = vec![Operation::Settle(settlement), check];
     let replies = script.store.call(operations).await.unwrap();
     match &replies[..] {
         [Ok(Reply::Settle(_)), Ok(Reply::Check(decision))] => assert!(!decision.is_allowed()),
@@ -280,9 +266,10 @@ async fn a_value_has_255_sections(script: &Script) {
     let ones = [1, 0, 0, 0, 0, 0, 0].repeat(255);
     let labels: Vec<u8> = (0..255).flat_map(later).collect();
     let heads = vec![0; 13 * 254];
+    let first_base = vec![0; 7];
     let value = [
         times.concat(),
-        vec![0; 7], // the first base
+        first_base,
         ones,
         heads,
         labels.clone(),
@@ -304,20 +291,9 @@ async fn zone_data_may_differ(script: &Script) {
     let half = 12 * HOUR_MS;
     // The last of these are too late, or just not, for the last period that begins within two days.
     let ahead = 2 * DAY_MS + half;
-    let apart = [
-        1,
-        HOUR_MS,
-        half - 1,
-        half,
-        half + 1,
-        DAY_MS,
-        ahead - 1,
-        ahead,
-    ];
-    let others = apart
-        .into_iter()
-        .flat_map(|apart| [end_ms - apart, end_ms + apart]);
-    for other_ms in others {
+    let near = [1, HOUR_MS, half - 1, half, half + 1];
+    let apart = near.into_iter().chain([DAY_MS, ahead - 1, ahead]);
+    for other_ms in apart.flat_map(|apart| [end_ms - apart, end_ms + apart]) {
         let times = [end_ms - HOUR_MS, end_ms - 1, end_ms, other_ms - 1, other_ms];
         for at_ms in times.into_iter().filter(|it| *it > START_MS) {
             script.start(START_MS + 1);
@@ -325,17 +301,13 @@ async fn zone_data_may_differ(script: &Script) {
             rewrite(script, end_ms, other_ms);
             script.clock.set(at_ms);
             for cost in [0, 3, 6, 2] {
-                let value = script
-                    .server
-                    .value(NAME)
-                    .map(|it| StoredValue::read(&it).unwrap());
+                let value = script.server.value(NAME);
+                let value = value.map(|it| StoredValue::read(&it).unwrap());
                 let right = decide(&look(&quota, cost), at_ms, &[value.as_ref()]).unwrap();
                 let said = check(&script.store, &quota, cost).await;
                 let (said, right) = (Outcome::from(&said), Outcome::from(&right));
-                assert_eq!(
-                    said, right,
-                    "{cost} at {at_ms}, and {other_ms} for {end_ms}"
-                );
+                let which = format!("{cost} at {at_ms}, and {other_ms} for {end_ms}");
+                assert_eq!(said, right, "{which}");
             }
         }
     }
@@ -361,21 +333,16 @@ async fn a_settlement_ends_no_period_later(script: &Script) {
         let settled = settle(&script.store, other.usage(), cost).await;
         let settled = &Outcome::from(&settled).usage[0][0];
         let expected = (left, ends_ms - START_MS - 1);
-        assert_eq!(
-            (settled.remaining, settled.reset_after_ms),
-            expected,
-            "{other_ms} {cost}"
-        );
+        let settled = (settled.remaining, settled.reset_after_ms);
+        assert_eq!(settled, expected, "{other_ms} {cost}");
     }
 }
 
 async fn common_cases_are_not_handed_over(script: &Script) {
     hand_over::no_common_case_is_handed_over(|| {
         script.start(START_MS);
-        (
-            Halves::over(&script.server, &script.clock),
-            script.clock.clone(),
-        )
+        let halves = Halves::over(&script.server, &script.clock);
+        (halves, script.clock.clone())
     })
     .await;
 }
@@ -401,10 +368,8 @@ async fn a_batch_that_makes_a_value_wide_names_the_time_of_the_rest(script: &Scr
         };
         replies.push(denial.retry_after());
     }
-    assert!(
-        replies[0].is_some() && replies[0] == replies[1],
-        "{replies:?}"
-    );
+    let are_same = replies[0].is_some() && replies[0] == replies[1];
+    assert!(are_same, "{replies:?}");
 }
 
 /// With windows of a few milliseconds, blocks and strikes end at the time of a check.
@@ -488,10 +453,8 @@ async fn the_servers_clock_decides(script: &Script) {
     check(&script.unset, &policy("9/1m@1s"), 1).await;
     let times_ms = from_ms..=now_ms();
     let reply = script.server.last_reply().unwrap();
-    let replied_ms = reply[..6]
-        .iter()
-        .rev()
-        .fold(0, |ms, byte| ms << 8 | u128::from(*byte));
+    let bytes = reply[..6].iter().rev();
+    let replied_ms = bytes.fold(0, |ms, byte| ms << 8 | u128::from(*byte));
     assert!(times_ms.contains(&replied_ms), "{replied_ms}");
     let kept_ms = u128::from(gone_ms(script)) - replied_ms;
     assert!((60_000..=121_000).contains(&kept_ms), "{kept_ms}");

@@ -15,10 +15,7 @@ use std::{
 
 use proptest::{prelude::*, strategy::ValueTree, test_runner::TestRunner};
 use support::{
-    history::{
-        Act, Calls, Came, History, Player, Spoiled, calls, calls_of_all_kinds, days, dense, large,
-        move_clock, spoiled_calls, taken_back, wild, wild_kinds,
-    },
+    history::*,
     lua::LuaServer,
     prelude::*,
     root,

@@ -114,6 +114,12 @@ enum Body {
     GivenBack,
 }
 
+impl Body {
+    const fn is_question(&self) -> bool {
+        matches!(self, Self::Check { .. } | Self::GiveBack { .. })
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Action {
     Tick,
@@ -140,6 +146,17 @@ impl Action {
     }
 }
 
+impl State {
+    fn ask(&mut self, process: usize, body: Body) {
+        let is_awaited = true;
+        self.messages.push(Message {
+            process,
+            is_awaited,
+            body,
+        });
+    }
+}
+
 impl Protocol {
     /// The time of the server's clock.
     fn server_ms(&self, state: &State) -> u64 {
@@ -159,24 +176,20 @@ impl Protocol {
     /// The delay of a denial by the server.
     fn denied_for_ms(&self, state: &State) -> Option<u64> {
         let release_ms = state.charged_ms? + 1 + self.window_ms;
-        release_ms
-            .checked_sub(self.server_ms(state))
-            .filter(|ms| *ms > 0)
+        let rest_ms = release_ms.checked_sub(self.server_ms(state));
+        rest_ms.filter(|ms| *ms > 0)
     }
 
     /// The refusal that a process would repeat now.
     fn repeated<'a>(&self, state: &'a State, process: usize) -> Option<&'a Denied> {
         let own = &state.processes[process];
         let now = self.now(state, process);
-        own.remembered
-            .as_ref()
-            .filter(|it| it.given_back == own.given_back && self.holds(it, now))
+        let holds = |it: &&Denied| it.given_back == own.given_back && self.holds(it, now);
+        own.remembered.as_ref().filter(holds)
     }
 
     fn validity(&self, denied: &Denied) -> Validity {
-        let Denied {
-            asked, answered, ..
-        } = *denied;
+        let (asked, answered) = (denied.asked, denied.answered);
         let span = Duration::from_millis(denied.denied_for_ms);
         let tick = Duration::from_millis(1);
         match self.rule {
@@ -284,10 +297,9 @@ impl Protocol {
         (0..2).all(|process| {
             let is_excused = self.is_excused(state.processes[process].unknown_at, state.ticks);
             // The caller does not know of the refund yet: its question is on its way.
-            let is_telling = state
-                .messages
-                .iter()
-                .any(|it| it.process == process && it.is_awaited && it.body == Body::GivenBack);
+            let tells = |it: &Message| it.is_awaited && it.body == Body::GivenBack;
+            let mut own = state.messages.iter().filter(|it| it.process == process);
+            let is_telling = own.any(tells);
             !admits || is_excused || is_telling || self.repeated(state, process).is_none()
         })
     }
@@ -396,28 +408,18 @@ impl Model for Protocol {
                 state.sent += 1;
                 let asked = self.now(&state, process);
                 let given_back = state.processes[process].given_back;
-                state.messages.push(Message {
-                    process,
-                    is_awaited: true,
-                    body: Body::Check { asked, given_back },
-                });
+                state.ask(process, Body::Check { asked, given_back });
             }
             Action::GiveBack(process) => {
                 state.sent += 1;
                 let own = &mut state.processes[process];
                 let at_ms = own.admitted_ms.take()?;
                 self.note(own, true);
-                state.messages.push(Message {
-                    process,
-                    is_awaited: true,
-                    body: Body::GiveBack { at_ms },
-                });
+                state.ask(process, Body::GiveBack { at_ms });
             }
             Action::Deliver(place) => {
                 let message = state.messages.remove(place);
-                let is_question =
-                    matches!(message.body, Body::Check { .. } | Body::GiveBack { .. });
-                if is_question {
+                if message.body.is_question() {
                     let body = self.serve(&mut state, &message);
                     if message.is_awaited {
                         state.messages.push(Message { body, ..message });
@@ -435,7 +437,7 @@ impl Model for Protocol {
             Action::Leave(place) => {
                 let message = state.messages[place].clone();
                 self.leave(&mut state, &message);
-                if matches!(message.body, Body::Check { .. } | Body::GiveBack { .. }) {
+                if message.body.is_question() {
                     state.messages[place].is_awaited = false;
                 } else {
                     state.messages.remove(place);
@@ -445,9 +447,8 @@ impl Model for Protocol {
                 for message in &mut state.messages {
                     message.is_awaited &= message.process != process;
                 }
-                let is_question =
-                    |it: &Message| matches!(it.body, Body::Check { .. } | Body::GiveBack { .. });
-                state.messages.retain(|it| it.is_awaited || is_question(it));
+                let messages = &mut state.messages;
+                messages.retain(|it| it.is_awaited || it.body.is_question());
                 state.processes[process] = Process::default();
             }
             Action::Forget => {
@@ -497,10 +498,8 @@ fn broken(protocol: Protocol) -> Option<&'static str> {
         .spawn_bfs()
         .join();
     println!("{} states", checker.unique_state_count());
-    let discovered = |name| checker.discovery(name).is_some();
-    [NEVER_LATER, OBEDIENT]
-        .into_iter()
-        .find(|it| discovered(it))
+    let mut promises = [NEVER_LATER, OBEDIENT].into_iter();
+    promises.find(|it| checker.discovery(it).is_some())
 }
 
 #[test]

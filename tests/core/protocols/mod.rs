@@ -4,7 +4,6 @@
 mod cross_slot;
 mod deny_cache;
 mod deny_cache_notes;
-mod lease_units;
 mod leases;
 mod seats;
 mod shared_calls;

@@ -133,45 +133,20 @@ fn a_caller_that_leaves_learns_whether_its_operation_is_sent() {
 }
 
 #[test]
-fn a_caller_that_is_late_gets_the_answer_or_the_end_of_its_call() {
-    for call in CALLS {
+fn a_caller_in_time_or_late_is_woken_for_the_answer_or_the_end_of_its_call() {
+    for (call, is_late) in CALLS
+        .into_iter()
+        .flat_map(|call| [(call, false), (call, true)])
+    {
         every_order(move || {
             let slab = Arc::new(Slab::new());
             let (seat, _) = enter(&slab, None);
             let running = run(call, &slab, seat);
-            if slab.is_never_sent(seat) {
+            if is_late && slab.is_never_sent(seat) {
                 assert!(!running.join().unwrap());
                 assert!(are_free(&slab, 1));
                 return;
             }
-            let (task, waker) = Task::new();
-            let early = slab.poll(seat, &waker);
-            let is_sent = running.join().unwrap();
-            let end = ended(early, || {
-                assert!(task.is_woken());
-                slab.poll(seat, &waker)
-            });
-            match call {
-                Call::Answers => assert_eq!(end, End::Answered(ANSWER)),
-                _ => assert_eq!(
-                    end,
-                    End::Lost {
-                        is_unsent: !is_sent
-                    }
-                ),
-            }
-            assert!(are_free(&slab, 1));
-        });
-    }
-}
-
-#[test]
-fn a_caller_that_waits_is_woken_for_its_answer_or_for_the_end_of_its_call() {
-    for call in CALLS {
-        every_order(move || {
-            let slab = Arc::new(Slab::new());
-            let (seat, _) = enter(&slab, None);
-            let running = run(call, &slab, seat);
             let (task, waker) = Task::new();
             let early = slab.poll(seat, &waker);
             let is_sent = running.join().unwrap();
@@ -233,13 +208,10 @@ fn a_deadline_ends_a_wait_once_whatever_its_call_does() {
                 End::Lost { is_unsent } => assert_eq!(is_unsent, !is_sent),
                 End::Late { is_unsent } => {
                     assert_eq!(is_unsent, !is_sent);
-                    if is_sent {
-                        // It waits on, and the call has ended.
-                        assert!(!matches!(
-                            slab.poll(seat, &waker),
-                            Poll::Ready(End::Late { .. })
-                        ));
-                    }
+                    // It waits on, and the call has ended.
+                    let is_late =
+                        || matches!(slab.poll(seat, &waker), Poll::Ready(End::Late { .. }));
+                    assert!(!(is_sent && is_late()));
                 }
             }
             assert!(are_free(&slab, 1));
@@ -290,27 +262,23 @@ impl Wake for Panics {
 
 #[test]
 fn a_waker_that_panics_keeps_no_other_caller_from_being_woken() {
-    loom::model(wake_beside_panics);
-}
-
-fn wake_beside_panics() {
-    let slab = Slab::new();
-    let now = Instant::now();
-    let panics = Waker::from(std::sync::Arc::new(Panics));
-    let callers: Vec<_> = (0..3)
-        .map(|_| {
+    loom::model(|| {
+        let slab = Slab::new();
+        let now = Instant::now();
+        let panics = Waker::from(std::sync::Arc::new(Panics));
+        let callers = [(); 3].map(|()| {
             let (task, waker) = Task::new();
             let seats = [panics.clone(), waker].map(|it| slab.enter(it, Some(now)).0);
             (task, seats)
-        })
-        .collect();
-    assert!(!slab.look(now));
-    assert!(callers.iter().all(|(task, _)| task.is_woken()));
-    for (_, seats) in callers {
-        for seat in seats {
-            assert!(slab.poll(seat, Waker::noop()).is_ready());
+        });
+        assert!(!slab.look(now));
+        assert!(callers.iter().all(|(task, _)| task.is_woken()));
+        for (_, seats) in callers {
+            for seat in seats {
+                assert!(slab.poll(seat, Waker::noop()).is_ready());
+            }
         }
-    }
+    });
 }
 
 #[test]

@@ -120,14 +120,9 @@ impl Slots {
     fn arrive(&self, state: &mut State, message: Message) {
         let now = Self::store_time(state.now);
         let late = u8::from(self.0 == Code::ReleasesLate) * 2;
-        let held = |stored: &BTreeMap<Id, u8>| {
-            let held = stored.values().filter(|expiry| **expiry > now);
-            held.count()
-        };
-        let is_held = state
-            .stored
-            .get(&message.id)
-            .is_some_and(|expiry| *expiry > now);
+        let held = |stored: &BTreeMap<Id, u8>| stored.values().filter(|it| **it > now).count();
+        let expiry = state.stored.get(&message.id);
+        let is_held = expiry.is_some_and(|expiry| *expiry > now);
         state.last_message = state.now;
         let done = match message.kind {
             Kind::Take => {
@@ -281,10 +276,8 @@ impl Model for Slots {
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
             Property::always(BEYOND, |_, state: &State| {
-                (0..2)
-                    .filter(|holder| Self::is_held(state, *holder))
-                    .count()
-                    <= LIMIT
+                let held = (0..2).filter(|holder| Self::is_held(state, *holder));
+                held.count() <= LIMIT
             }),
             Property::always(ROBBED, |_, state: &State| !state.has_robbed),
             Property::always(REVIVED, |_, state: &State| !state.has_revived),
@@ -297,9 +290,8 @@ impl Model for Slots {
 }
 
 fn found(code: Code) -> Vec<&'static str> {
-    let checker = Slots(code)
-        .checker()
-        .finish_when(HasDiscoveries::AnyFailures);
+    let checker = Slots(code).checker();
+    let checker = checker.finish_when(HasDiscoveries::AnyFailures);
     let checker = checker.spawn_dfs().join();
     checker.discoveries().into_keys().collect()
 }

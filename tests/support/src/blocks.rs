@@ -1,23 +1,13 @@
 //! The contract of stores that keep blocks, as tests: see `blocks!`.
 
-use std::{
-    convert::Infallible,
-    time::{SystemTime, UNIX_EPOCH},
-};
+use std::time::{SystemTime, UNIX_EPOCH};
 
-use http::{Request, Response, request::Parts};
 use sluicegate::{
     KeyExtractor, block::BlockDetails, decision::Blocked, error::ExtractError, extract::Keys,
     middleware::Decisions,
 };
-use tower::{Layer, ServiceExt, service_fn};
 
-use super::{
-    contract::patient,
-    outcome::ms as millis,
-    prelude::*,
-    rows::{Row, rows},
-};
+use super::{contract::patient, outcome::ms as millis, prelude::*, rows::Row};
 
 /// Makes one test of the rows, and one of each other sentence; `$new` is an `async fn() -> (impl Store, ManualClock)`.
 #[macro_export]
@@ -27,7 +17,7 @@ macro_rules! blocks {
         fn each_row_about_blocks_holds() {
             $crate::sentence::of_each_row($new, &$crate::blocks::all());
         }
-        $crate::blocks! { @each $new:
+        $crate::sentences! { about_a_store $new, blocks[]:
             a_block_until_a_time_ends_then
             a_block_keeps_its_details_and_of_two_those_of_the_later_end
             a_ban_keeps_the_policy_and_the_rule_that_denied
@@ -42,16 +32,6 @@ macro_rules! blocks {
             identities_that_are_only_looked_up_are_denied_and_charged_nothing
             a_layer_that_only_looks_up_denies_and_passes
         }
-    };
-    (@each $new:path: $($sentence:ident)*) => {
-        $(
-            #[test]
-            fn $sentence() {
-                $crate::sentence::about_a_store($new, |store, clock| {
-                    Box::pin($crate::blocks::$sentence(store.clone(), clock))
-                });
-            }
-        )*
     };
 }
 

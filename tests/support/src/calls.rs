@@ -6,7 +6,7 @@ use super::prelude::*;
 #[macro_export]
 macro_rules! calls {
     ($new:path) => {
-        $crate::calls! { @each $new:
+        $crate::sentences! { about_a_store $new, calls[&]:
             operations_are_answered_one_by_one_in_their_order
             a_fill_answers_what_its_checks_would_one_after_another
             a_fill_above_a_limit_admits_none_whatever_it_costs
@@ -17,33 +17,10 @@ macro_rules! calls {
             the_usage_tells_the_time_of_the_decision
         }
     };
-    (@each $new:path: $($sentence:ident)*) => {
-        $(
-            #[test]
-            fn $sentence() {
-                $crate::sentence::about_a_store($new, |store, clock| {
-                    Box::pin($crate::calls::$sentence(&**store, clock))
-                });
-            }
-        )*
-    };
 }
 
 async fn call(store: &dyn Store, operations: Vec<Operation>) -> Vec<Result<Reply, StoreError>> {
     store.call(operations).await.unwrap()
-}
-
-/// Decides these checks in one call.
-pub async fn check_all(
-    store: &dyn Store,
-    checks: impl IntoIterator<Item = Check>,
-) -> Vec<Decision> {
-    let replies = call(store, checks.into_iter().map(Operation::Check).collect()).await;
-    let decision = |reply| match reply {
-        Ok(Reply::Check(decision)) => decision,
-        other => panic!("not a decision: {other:?}"),
-    };
-    replies.into_iter().map(decision).collect()
 }
 
 async fn fill<const N: usize>(

@@ -13,7 +13,7 @@ use super::{
 macro_rules! contract {
     ($new:path) => {
         $crate::contract! { apart $new }
-        $crate::contract! { @each $new: a_check_over_many_keys_is_atomic_under_concurrency }
+        $crate::sentences! { about_a_limiter $new, contract[&]: a_check_over_many_keys_is_atomic_under_concurrency }
     };
     // For a store that may decide the keys of one check separately.
     (apart $new:path) => {
@@ -21,7 +21,7 @@ macro_rules! contract {
         fn each_row_of_the_contract_holds() {
             $crate::sentence::of_each_row($new, &$crate::contract::all());
         }
-        $crate::contract! { @each $new:
+        $crate::sentences! { about_a_limiter $new, contract[&]:
             the_largest_limit_is_counted_exactly
             running_totals_may_outgrow_32_and_53_bits
             hostile_keys_never_meet
@@ -29,16 +29,6 @@ macro_rules! contract {
             the_largest_check_is_decided_and_settled
             exactly_the_limit_is_admitted_under_concurrency
         }
-    };
-    (@each $new:path: $($sentence:ident)*) => {
-        $(
-            #[test]
-            fn $sentence() {
-                $crate::sentence::about_a_limiter($new, |gate, clock| {
-                    Box::pin($crate::contract::$sentence(gate, clock))
-                });
-            }
-        )*
     };
 }
 
@@ -490,7 +480,7 @@ async fn by_64_tasks(
                 for _ in 0..40 {
                     let decision = gate.check(charges(task)).await.unwrap();
                     admitted += usize::from(decision.is_allowed());
-                    tokio::task::yield_now().await;
+                    yield_now().await;
                 }
                 admitted
             })

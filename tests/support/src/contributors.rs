@@ -1,23 +1,16 @@
 //! The contract of stores that keep contributors, as tests: see `contributors!`.
 
-use std::{collections::HashMap, sync::Arc};
+use std::collections::HashMap;
 
-use sluicegate::{
-    Charge, Decision, Key, Limiter, Policy, Store, contributors::Contributors,
-    manual_clock::ManualClock,
-};
+use sluicegate::contributors::Contributors;
 
-use super::{
-    contract::patient,
-    history::START_MS,
-    rows::{millis, rows},
-};
+use super::{contract::patient, prelude::*};
 
 /// Makes one test of each sentence; `$new` is an `async fn() -> (impl Store, ManualClock)`.
 #[macro_export]
 macro_rules! contributors {
     ($new:path) => {
-        $crate::contributors! { @each $new:
+        $crate::sentences! { about_a_store $new, contributors[]:
             each_row_about_contributors_holds
             shadows_have_contributors_too
             replicas_are_added_up
@@ -26,24 +19,10 @@ macro_rules! contributors {
             a_label_is_short_and_hides_what_is_secret
         }
     };
-    (@each $new:path: $($sentence:ident)*) => {
-        $(
-            #[test]
-            fn $sentence() {
-                $crate::sentence::about_a_store($new, |store, clock| {
-                    Box::pin($crate::contributors::$sentence(store.clone(), clock))
-                });
-            }
-        )*
-    };
 }
 
 fn policy(rules: &str) -> Policy {
     Policy::parse("api", rules).unwrap()
-}
-
-fn acme() -> Key {
-    Key::new("account", "acme")
 }
 
 fn charge(policy: &Policy, user: &str, cost: u64) -> Charge {
@@ -106,19 +85,15 @@ pub async fn each_row_about_contributors_holds(store: Arc<dyn Store>, clock: Man
             match words[..] {
                 ["=", ..] => {
                     let contributors = contributors(&limiter, &policy).await;
-                    assert_eq!(
-                        format!("= {}", text(&contributors)).trim(),
-                        *act,
-                        "{sentence}"
-                    );
+                    let text = format!("= {}", text(&contributors));
+                    assert_eq!(text.trim(), *act, "{sentence}");
                     let total: u64 = contributors.iter().map(|it| it.units()).sum();
                     assert_eq!(contributors.total(), total);
                 }
                 ["look", user] => drop(limiter.peek([charge(&policy, user, 1)]).await.unwrap()),
                 ["reset"] => limiter.reset(&policy, &acme()).await.unwrap(),
                 ["settle", check, cost] => {
-                    let (decision, cost): (&Decision, u64) =
-                        (&checks[check], cost.parse().unwrap());
+                    let (decision, cost): (&Decision, _) = (&checks[check], cost.parse().unwrap());
                     limiter.settle(decision.usage(), |_| cost).await.unwrap();
                 }
                 [time] => clock.set(START_MS.saturating_add_signed(millis(&time[1..]))),
@@ -214,11 +189,8 @@ pub async fn a_label_is_short_and_hides_what_is_secret(store: Arc<dyn Store>, _:
     }
     let contributors = contributors(&limiter, &policy).await;
     let labels: Vec<_> = contributors.iter().map(|it| it.label()).collect();
-    let kinds: Vec<_> = labels
-        .iter()
-        .map(|it| it.split('#').next().unwrap())
-        .collect();
-    assert_eq!(kinds, ["api-key=", "user=", "user=", "user=", "user="]);
+    let kinds = labels.iter().map(|it| it.split('#').next().unwrap());
+    assert!(kinds.eq(["api-key=", "user=", "user=", "user=", "user="]));
     assert!(labels.iter().all(|it| it.len() <= 44), "{labels:?}");
     assert!(!format!("{contributors:?}").contains('#'));
 }

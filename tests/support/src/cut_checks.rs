@@ -1,8 +1,9 @@
 //! Streams of handlers that check by themselves, dropped at random points and places: each costs what was metered under
 //! each of three policies, and holds no slot afterwards.
 
-use futures::{FutureExt, StreamExt, future::pending, stream};
-use sluicegate::{Charge, Key, Limiter, Policy};
+use futures::{StreamExt, stream};
+
+use super::prelude::*;
 
 /// The budgets, and what a frame costs under each. The meter of all counts for the first one.
 const BUDGETS: [(&str, u64); 3] = [("requests", 1), ("tokens", 2), ("money", 3)];

@@ -1,16 +1,7 @@
 //! Streams that end at random points, in every way that a response can end: no slot stays taken, and under each of three
 //! policies, a stream costs what was metered for the frames that the server has polled.
 
-use std::{
-    convert::Infallible,
-    path::PathBuf,
-    slice,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst},
-    },
-    time::{Duration, Instant},
-};
+use std::{path::PathBuf, slice, time::Instant};
 
 use axum::{
     Router,
@@ -20,20 +11,17 @@ use axum::{
     routing::get,
 };
 use futures::{StreamExt, stream};
-use http::{StatusCode, request::Parts};
 use http_body_util::{BodyExt, Empty};
 use hyper::body::{Bytes, Incoming};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use sluicegate::{
-    Charge, Key, Limiter, Policy, RateLimitLayer, Rule,
-    middleware::{CostMeter, ToBodyEnd},
-};
+use sluicegate::middleware::{CostMeter, ToBodyEnd};
 use tokio::{
     net::{UnixListener, UnixStream},
     task::JoinSet,
-    time::timeout,
 };
 use tower_http::timeout::{ResponseBodyTimeoutLayer, TimeoutLayer};
+
+use super::prelude::*;
 
 /// Streams at a time.
 const WORKERS: usize = 64;

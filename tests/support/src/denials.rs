@@ -1,19 +1,14 @@
 //! The contract of stores that keep denials, as tests: see `denials!`.
 
-use std::{sync::Arc, time::Duration};
+use sluicegate::denials::DeniedIdentity;
 
-use sluicegate::{
-    Charge, Decision, Key, Limiter, Policy, Store, block::Until, denials::DeniedIdentity,
-    manual_clock::ManualClock,
-};
-
-use super::{contract::patient, history::START_MS};
+use super::{contract::patient, prelude::*};
 
 /// Makes one test of each sentence; `$new` is an `async fn() -> (impl Store, ManualClock)`.
 #[macro_export]
 macro_rules! denials {
     ($new:path) => {
-        $crate::denials! { @each $new:
+        $crate::sentences! { about_a_store $new, denials[]:
             an_identity_that_was_denied_is_listed_with_its_denials_alone
             a_blocked_identity_is_listed_under_no_policy
             each_policy_that_denies_is_listed
@@ -24,35 +19,13 @@ macro_rules! denials {
             a_new_identity_is_listed_while_the_ten_minutes_have_no_room_for_it
         }
     };
-    (@each $new:path: $($sentence:ident)*) => {
-        $(
-            #[test]
-            fn $sentence() {
-                $crate::sentence::about_a_store($new, |store, clock| {
-                    Box::pin($crate::denials::$sentence(store.clone(), clock))
-                });
-            }
-        )*
-    };
-}
-
-fn policy(name: &str, rules: &str) -> Policy {
-    Policy::parse(name, rules).unwrap()
-}
-
-async fn check(limiter: &Limiter, policy: &Policy, user: &str, cost: u64) -> Decision {
-    let charge = Charge::new(policy, Key::new("user", user), cost);
-    limiter.check([charge]).await.unwrap()
 }
 
 /// `api user=alice 4 5`: the denials in the last minute and in the last hour.
 fn text(it: &DeniedIdentity) -> String {
     let (policy, identity) = (it.policy().unwrap_or("(blocked)"), it.identity());
-    format!(
-        "{policy} {identity} {} {}",
-        it.last_minute(),
-        it.last_hour()
-    )
+    let (minute, hour) = (it.last_minute(), it.last_hour());
+    format!("{policy} {identity} {minute} {hour}")
 }
 
 async fn listed(limiter: &Limiter) -> Vec<String> {
@@ -70,6 +43,7 @@ pub async fn an_identity_that_was_denied_is_listed_with_its_denials_alone(
     for request in 0..100 {
         let policy = if request % 25 < 12 { &api } else { &spacious };
         check(&limiter, policy, "office", 1).await;
+        check(&limiter, &spacious, "office", 0).await;
         check(&limiter, &spacious, "alice", 1).await;
     }
     assert_eq!(listed(&limiter).await, ["api user=office 48 48"]);

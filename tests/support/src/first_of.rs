@@ -1,7 +1,6 @@
 //! A plan, else credits, near their ends: many callers at the same time.
 
-use futures::future::join_all;
-use sluicegate::{Charge, Decision, Key, Limiter, Policy};
+use super::prelude::*;
 
 pub const PLAN: u64 = 20;
 pub const CREDITS: u64 = 15;

@@ -1,15 +1,8 @@
 //! Counts the checks that the script's fast path hands over to the plain script: none in the common cases.
 
-use std::time::Duration;
+use sluicegate::store::HeldSlots;
 
-use sluicegate::{
-    Charge, Key, Policy, RedisStore, Store, Usage,
-    error::StoreErrorKind,
-    manual_clock::ManualClock,
-    store::{Check, HeldSlots, Operation, Reply, Settlement, Slots},
-};
-
-use super::{history::START_MS, lua::LuaServer};
+use super::{lua::LuaServer, prelude::*};
 
 /// Two stores over one server: by the fast path alone, and by the whole script.
 #[derive(Clone)]

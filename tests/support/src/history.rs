@@ -1,22 +1,15 @@
 //! Random histories, and players for them: two stores that must agree, or a store and the model.
 
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use proptest::{
     collection::vec,
     prelude::*,
     sample::{Index, subsequence},
 };
-use sluicegate::{
-    Charge, Decision, Key, Policy, Rule, Store, Usage,
-    block::{Block, BlockedBy, Until},
-    calendar::Period,
-    manual_clock::ManualClock,
-    rule::MAX_UNITS,
-    store::{Check, CheckBatch, Operation, Reply, Settlement, Slots, StoreExt},
-};
+use sluicegate::{calendar::Period, rule::MAX_UNITS};
 
-use super::outcome::Outcome;
+use super::prelude::*;
 
 /// The first millisecond of a day, so that all shorter windows are aligned.
 pub const START_MS: u64 = 1_700_006_400_000;

@@ -1,9 +1,6 @@
 //! Tests of concurrency and calendar rules for every store, made by `kinds!`.
 
-use super::{
-    prelude::*,
-    rows::{Row, rows},
-};
+use super::{prelude::*, rows::Row};
 
 type AnyStore = Arc<dyn Store>;
 
@@ -15,21 +12,11 @@ macro_rules! kinds {
         fn each_row_about_slots_and_periods_holds() {
             $crate::sentence::of_each_row($new, &$crate::kinds::all());
         }
-        $crate::kinds! { @each $new:
+        $crate::sentences! { about_a_store $new, kinds[&]:
             each_check_of_a_batch_has_slots_of_its_own
             slots_of_a_shadow_are_held
             a_denial_tells_the_wait_besides_slots
         }
-    };
-    (@each $new:path: $($sentence:ident)*) => {
-        $(
-            #[test]
-            fn $sentence() {
-                $crate::sentence::about_a_store($new, |store, clock| {
-                    Box::pin($crate::kinds::$sentence(store, clock))
-                });
-            }
-        )*
     };
 }
 

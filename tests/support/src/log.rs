@@ -11,16 +11,41 @@ use sluicegate::{
     observe::{CallInfo, Event, Observer},
 };
 
-/// Records all events, in short or in full.
-#[derive(Clone, Default)]
+type Line = dyn Fn(&Event<'_>) -> Option<String> + Send + Sync;
+
+/// Records events, each as a line. Clones share the lines.
+#[derive(Clone)]
 pub struct Log {
-    pub lines: Arc<Mutex<Vec<String>>>,
-    pub in_full: bool,
+    lines: Arc<Mutex<Vec<String>>>,
+    line: Arc<Line>,
+}
+
+impl Default for Log {
+    /// Records all events in short.
+    fn default() -> Self {
+        Self::of(short)
+    }
 }
 
 impl Log {
+    /// Records the events that have a line.
+    pub fn of(line: impl Fn(&Event<'_>) -> Option<String> + Send + Sync + 'static) -> Self {
+        let (lines, line) = (Arc::default(), Arc::new(line));
+        Self { lines, line }
+    }
+
+    /// Records all events in full.
+    pub fn in_full() -> Self {
+        Self::of(|event| short(event).map(|_| format!("{event:#?}")))
+    }
+
     pub fn lines(&self) -> Vec<String> {
         self.lines.lock().unwrap().clone()
+    }
+
+    /// The lines since it was asked last.
+    pub fn take(&self) -> Vec<String> {
+        std::mem::take(&mut self.lines.lock().unwrap())
     }
 
     pub fn switches(&self) -> Vec<String> {
@@ -101,10 +126,7 @@ fn short(event: &Event<'_>) -> Option<String> {
 
 impl Observer for Log {
     fn on_event(&self, event: &Event<'_>) {
-        if let Some(mut line) = short(event) {
-            if self.in_full {
-                line = format!("{event:#?}");
-            }
+        if let Some(line) = (self.line)(event) {
             self.lines.lock().unwrap().push(line);
         }
     }

@@ -1,6 +1,9 @@
 //! Names that most tests use, and short ways to charge, to ask and to read answers.
 
 pub use std::{
+    convert::Infallible,
+    future::{pending, poll_fn, ready},
+    pin::pin,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::SeqCst},
@@ -8,6 +11,8 @@ pub use std::{
     time::Duration,
 };
 
+pub use futures::{FutureExt, executor::block_on, future::join_all, poll};
+pub use http::{Request, Response, StatusCode, request::Parts};
 pub use sluicegate::{
     Charge, Decision, Denial, FailurePolicy, Key, Limiter, MemoryStore, Policy, RateLimitLayer,
     RedisStore, Rule, Store, StoreError, Usage,
@@ -21,11 +26,23 @@ pub use sluicegate::{
         StoreFuture,
     },
 };
+pub use tokio::{
+    sync::Notify,
+    task::yield_now,
+    time::{Instant, advance, sleep, timeout},
+};
+pub use tower::{
+    Layer, Service, ServiceBuilder, ServiceExt, service_fn, util::BoxCloneSyncService,
+};
 
 pub use super::{
     fated::{Asked, Fate, Fated},
     history::START_MS,
+    log::Log,
     outcome::Outcome,
+    rows::{hold, millis, rows},
+    scripted::{Scripted, allowed, denied, unavailable},
+    trace::{traced, traced_here},
 };
 
 pub const SECOND: Duration = Duration::from_secs(1);
@@ -96,6 +113,44 @@ pub fn memory() -> (MemoryStore, ManualClock) {
 /// Lets spawned tasks run.
 pub async fn others_run() {
     for _ in 0..8 {
-        tokio::task::yield_now().await;
+        yield_now().await;
     }
+}
+
+pub fn acme() -> Key {
+    Key::new("account", "acme")
+}
+
+pub fn kind_of<T>(result: Result<T, StoreError>) -> Option<StoreErrorKind> {
+    result.err().map(|error| error.kind())
+}
+
+/// Whether all of these callers are admitted, at the same time.
+pub async fn all_admitted<F: Future<Output = Result<Decision, StoreError>>>(
+    callers: impl IntoIterator<Item = F>,
+) -> bool {
+    let decisions = join_all(callers).await;
+    decisions.into_iter().all(|it| it.unwrap().is_allowed())
+}
+
+pub type Inner = BoxCloneSyncService<Request<String>, Response<String>, Infallible>;
+
+/// A service that answers at once.
+pub fn answering(
+    answer: impl Fn(Request<String>) -> Response<String> + Clone + Send + Sync + 'static,
+) -> Inner {
+    Inner::new(service_fn(move |request| ready(Ok(answer(request)))))
+}
+
+pub fn hello() -> Inner {
+    answering(|_| Response::new("hello".to_owned()))
+}
+
+pub fn to(path: &str) -> Request<String> {
+    Request::get(path).body(String::new()).unwrap()
+}
+
+/// Sends a request through this layer to a service that says hello.
+pub async fn send(layer: &RateLimitLayer, request: Request<String>) -> Response<String> {
+    layer.layer(hello()).oneshot(request).await.unwrap()
 }

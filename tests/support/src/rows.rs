@@ -219,7 +219,7 @@ impl<'a> Play<'a> {
                 let now_ms = self.clock.now_ms().saturating_add_signed(millis(time));
                 self.clock.set(now_ms);
                 if self.limiter.is_some() {
-                    tokio::time::advance(ms(millis(time).unsigned_abs())).await;
+                    advance(ms(millis(time).unsigned_abs())).await;
                 }
                 return;
             }

@@ -20,18 +20,40 @@ use super::{
 };
 
 /// The body of a sentence.
-pub type Sentence<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
+pub type Sentence = Pin<Box<dyn Future<Output = ()>>>;
+
+/// Makes a test of each sentence of a module about a store or a limiter: `contributors[]: …`, with `[&]` if the
+/// sentences borrow it.
+#[macro_export]
+macro_rules! sentences {
+    ($about:ident $new:path, $module:ident $borrows:tt: $($sentence:ident)*) => {
+        $($crate::sentences! { @one $about $new, $module $borrows $sentence })*
+    };
+    (@one $about:ident $new:path, $module:ident [$($borrows:tt)?] $sentence:ident) => {
+        #[test]
+        fn $sentence() {
+            $crate::sentence::$about($new, |store, clock| {
+                Box::pin(async move { $crate::$module::$sentence($($borrows)? store, clock).await })
+            });
+        }
+    };
+}
+
+/// Makes the tests of several contracts of a store: `contracts!(new: contract calls)`.
+#[macro_export]
+macro_rules! contracts {
+    ($new:path: $($contract:ident)*) => { $($crate::$contract!($new);)* };
+}
 
 /// Tests a sentence about the answers of a store.
 pub fn about_a_store<S: Store, N: Future<Output = (S, ManualClock)>>(
     new: fn() -> N,
-    sentence: for<'a> fn(&'a Arc<dyn Store>, ManualClock) -> Sentence<'a>,
+    sentence: fn(Arc<dyn Store>, ManualClock) -> Sentence,
 ) {
     runtime().block_on(async {
         let (store, clock) = new().await;
         clock.set(START_MS);
-        let store: Arc<dyn Store> = Arc::new(store);
-        sentence(&store, clock).await;
+        sentence(Arc::new(store), clock).await;
     });
 }
 
@@ -58,13 +80,13 @@ pub fn of_each_row<S: Store>(new: impl AsyncFn() -> (S, ManualClock), rows: &[Ro
 /// Tests a sentence about the decisions of a limiter, on several threads.
 pub fn about_a_limiter<S: Store, N: Future<Output = (S, ManualClock)>>(
     new: fn() -> N,
-    sentence: for<'a> fn(&'a Limiter, ManualClock) -> Sentence<'a>,
+    sentence: fn(Limiter, ManualClock) -> Sentence,
 ) {
     let mut builder = Builder::new_multi_thread();
     let runtime = builder.worker_threads(4).enable_all().build().unwrap();
     runtime.block_on(async {
         let (store, clock) = new().await;
         clock.set(START_MS);
-        sentence(&patient(store), clock).await;
+        sentence(patient(store), clock).await;
     });
 }

@@ -2,19 +2,10 @@
 
 use std::{
     fmt,
-    sync::{
-        Arc, Mutex, Weak,
-        atomic::{AtomicU32, Ordering},
-    },
+    sync::{Weak, atomic::Ordering},
 };
 
-use sluicegate::{
-    Decision, RedisStore, Store,
-    manual_clock::ManualClock,
-    store::{CallFuture, Check, Operation, Reply, StoreFuture},
-};
-
-use super::{redis::Server, sharing::shared};
+use super::{prelude::*, redis::Server, sharing::shared};
 
 #[derive(Debug)]
 pub struct Served<T = Arc<Server>, S = RedisStore> {

@@ -2,19 +2,13 @@
 
 use std::collections::HashMap;
 
-use sluicegate::{
-    Charge, Decision, MemoryStore, RedisStore, Rule, Store,
-    manual_clock::ManualClock,
-    store::{
-        Check,
-        redis::inspect::{Inspector, Section, StoredValue, decide},
-    },
-};
+use sluicegate::store::redis::inspect::{Inspector, Section, StoredValue, decide};
 
 use super::{
     history::{History, Player, key_of, move_clock},
     model::Model,
-    outcome::{Outcome, ms},
+    outcome::ms,
+    prelude::*,
 };
 
 const KEYS: usize = 3;

@@ -1,25 +1,15 @@
 //! Replays the vectors: histories with the right answer for each step.
 
-use std::{
-    collections::BTreeMap,
-    env, fs,
-    path::Path,
-    time::{Duration, UNIX_EPOCH},
-};
+use std::{collections::BTreeMap, env, fs, path::Path, time::UNIX_EPOCH};
 
 use serde::Deserialize;
-use sluicegate::{
-    Charge, Decision, Key, Limiter, Policy, Rule, Store, Usage,
-    block::{Block, BlockedBy, Until},
-    calendar::Period,
-    manual_clock::ManualClock,
-    store::{Check, CheckBatch, Operation, Reply, Settlement, Slots, StoreExt},
-};
+use sluicegate::calendar::Period;
 
 use super::{
     contract::patient,
     history::enforcing,
-    outcome::{Denied, Left, Outcome},
+    outcome::{Denied, Left},
+    prelude::*,
     root,
 };
 
@@ -136,25 +126,12 @@ struct DeniedBy {
 /// Replays the vectors of this repository, and those in the folder that `SLUICEGATE_VECTORS` names.
 pub async fn replay_all<S: Store>(new: impl AsyncFn() -> (S, ManualClock)) {
     let own = root().join("tests/vectors");
-    replay_folder(&own, &new).await;
-    replay_folder(&own.join("calls"), &new).await;
-    replay_folder(&own.join("buckets"), &new).await;
-    replay_folder(&own.join("concurrency"), &new).await;
+    for folder in ["", "calls", "buckets", "concurrency", "calendar", "blocks"] {
+        replay_folder(&own.join(folder), &new).await;
+    }
     if let Some(folder) = env::var_os("SLUICEGATE_VECTORS") {
         replay_folder(Path::new(&folder), &new).await;
     }
-}
-
-/// The vectors of calendar rules, in a store that knows them.
-pub async fn replay_kinds<S: Store>(new: impl AsyncFn() -> (S, ManualClock)) {
-    let own = root().join("tests/vectors/calendar");
-    replay_folder(&own, &new).await;
-}
-
-/// The vectors of blocks and bans, in a store that keeps them.
-pub async fn replay_blocks<S: Store>(new: impl AsyncFn() -> (S, ManualClock)) {
-    let own = root().join("tests/vectors/blocks");
-    replay_folder(&own, &new).await;
 }
 
 /// Replays every `*.json` of a folder with a new store for each. Fails if there is none.

@@ -1,11 +1,8 @@
 //! Acts through a limiter that caches denials. Each repeated denial is compared with the store's own decision.
 
-use std::{sync::Arc, time::Duration};
-
 use proptest::{collection::vec, prelude::*};
-use sluicegate::{
-    Charge, Decision, Key, Limiter, Policy, Store, Usage, manual_clock::ManualClock, store::Check,
-};
+
+use super::prelude::*;
 
 /// Users and policies are numbers.
 #[derive(Clone, Copy, Debug)]
@@ -131,9 +128,8 @@ fn assert_repeats(repeated: &Decision, truth: &Decision) {
             let rules = repeated.usage().rules().zip(truth.usage().rules());
             for (repeated, truth) in rules {
                 assert_eq!(repeated.rule(), truth.rule());
-                assert!(
-                    repeated.retry_after() <= truth.retry_after() || truth.retry_after().is_none()
-                );
+                let truth = truth.retry_after();
+                assert!(repeated.retry_after() <= truth || truth.is_none());
             }
         }
         (Decision::Blocked(repeated), Decision::Blocked(truth)) => {
