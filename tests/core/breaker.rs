@@ -37,9 +37,8 @@ async fn assert_opens(limiter: &Limiter) {
 /// Asks once a millisecond until there is a decision. Returns the time that this took.
 async fn recovers(limiter: &Limiter) -> Duration {
     let start = Instant::now();
-    while limiter.check(charge()).await.is_err() {
-        sleep(ms(1)).await;
-    }
+    let decides = async || limiter.check(charge()).await.is_ok();
+    until(decides, async || sleep(ms(1)).await).await;
     start.elapsed()
 }
 
@@ -134,9 +133,8 @@ async fn failures_count_once_in_each_half_timeout() {
     let store = Scripted::new(|_| StoreFuture::ready(Err(unavailable())));
     let limiter = support::limiter(store).timeout(TIMEOUT);
     let start = Instant::now();
-    while kind(&limiter).await != Some(StoreErrorKind::CircuitOpen) {
-        advance(ms(1)).await;
-    }
+    let is_open = async || kind(&limiter).await == Some(StoreErrorKind::CircuitOpen);
+    until(is_open, async || advance(ms(1)).await).await;
     // The first counts at once, and the fifth opens it for the next caller.
     assert_eq!(start.elapsed(), 2 * TIMEOUT + ms(1));
 }

@@ -341,13 +341,8 @@ async fn a_slot_whose_renewal_is_answered_after_it_was_lost_stays_lost_and_is_re
     let (cluster, limiter) = cluster();
     let slot = take(&limiter).await;
     cluster.fail(Failure::SlowRenewal);
-    for pass in 0.. {
-        if !cluster.renewals().is_empty() {
-            break;
-        }
-        assert!(pass < 10_000, "no slot is renewed");
-        cluster.pass(ms(10)).await;
-    }
+    let is_renewed = async || !cluster.renewals().is_empty();
+    until(is_renewed, async || cluster.pass(ms(10)).await).await;
     cluster.fail(None);
     // Stopped while the answer is under way, until the first time is over, and that of the renewal is not.
     cluster.stop(WINDOW * 5 / 6).await;

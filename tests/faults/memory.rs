@@ -1,16 +1,12 @@
 //! Memory is bounded, for any duration of a fault and any number of connections.
 
-use std::time::Duration;
-
-use futures::future::join_all;
-use sluicegate::{Charge, Key, Limiter, Policy, RedisStore};
+use support::{prelude::*, redis::Server};
 
 use super::{
     proxy::{Proxy, Weather},
     run::resident,
     setup::pool,
 };
-use support::redis::Server;
 
 fn charge() -> [Charge; 1] {
     let policy = Policy::parse("api", "1000000/1d").unwrap();

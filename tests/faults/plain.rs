@@ -1,13 +1,12 @@
 //! Single answers: each request ends within the timeout, according to the failure policy, and the store recovers
 //! without help.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use sluicegate::{
-    Charge, Decision, FailurePolicy, Key, Limiter, Policy, RedisStore,
-    error::StoreErrorKind::{self, AccessDenied, Protocol, Refused, Timeout, Unavailable},
+use sluicegate::error::StoreErrorKind::{
+    self, AccessDenied, Protocol, Refused, Timeout, Unavailable,
 };
-use support::{redis::Server, sharing::wait, stores};
+use support::{prelude::*, redis::Server, sharing::wait, stores};
 
 /// Far longer than the timeout of 100 ms on a busy machine, and shorter than any wait of a library.
 const SOON: Duration = Duration::from_secs(1);

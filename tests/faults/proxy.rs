@@ -1,13 +1,8 @@
 //! A TCP proxy between a store and its server that imitates faulty networks.
 
-use std::{
-    future::pending,
-    io,
-    net::SocketAddr,
-    sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
-    time::Duration,
-};
+use std::{io, net::SocketAddr, sync::atomic::Ordering::Relaxed};
 
+use support::prelude::*;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{
@@ -15,7 +10,7 @@ use tokio::{
         tcp::{OwnedReadHalf, OwnedWriteHalf},
     },
     sync::{mpsc, watch},
-    time::{Instant, sleep_until},
+    time::sleep_until,
 };
 
 /// The fate of the bytes.

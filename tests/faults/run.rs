@@ -2,15 +2,11 @@
 
 use std::{
     fs,
-    sync::{
-        Once,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
-    time::{Duration, Instant},
+    sync::{Once, atomic::Ordering::Relaxed},
+    time::Instant,
 };
 
-use futures::future::join_all;
-use sluicegate::{Charge, Key, Limiter, Policy, Rule};
+use support::prelude::*;
 use tokio::runtime::{Builder, Runtime};
 
 use super::{

@@ -1,8 +1,8 @@
 //! The tested setups: a kind of connection, the settings of the limiter, and the circumstances.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::fmt;
 
-use sluicegate::{FailurePolicy, Limiter, RedisStore, Store, store::Leases};
+use support::prelude::*;
 
 pub(crate) type Pool = bb8::Pool<bb8_redis::RedisConnectionManager>;
 

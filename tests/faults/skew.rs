@@ -3,17 +3,15 @@
 use std::{
     io::{BufRead, BufReader},
     process::{Command, Stdio},
-    time::Duration,
 };
 
-use sluicegate::{Charge, Key, Limiter, MemoryStore, Policy, RedisStore};
+use support::{prelude::*, redis::Server};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpListener,
 };
 
 use super::clock::Clock;
-use support::redis::Server;
 
 const LIMIT: usize = 50;
 
@@ -207,7 +205,7 @@ async fn a_holder_of_a_slot_with_a_clock_of_its_own() {
     let begun = now();
     println!("\nholds");
     while now() < begun + A_DAY.as_secs() {
-        tokio::task::yield_now().await;
+        yield_now().await;
     }
     println!("\nheld {}", slot.is_held());
 }
@@ -227,7 +225,8 @@ async fn nothing_that_is_sent_depends_on_a_client_s_clock() {
     let mut sent = Vec::new();
     let mut bytes = [0; 4_096];
     while sent.len() < 2 {
-        let length = client.read(&mut bytes).await.unwrap();
+        let length = timeout(MINUTE, client.read(&mut bytes)).await;
+        let length = length.expect("it sends").unwrap();
         assert!(length > 0, "the client left");
         let request = bytes[..length].to_vec();
         if contains(&request, b"EVALSHA") {
@@ -237,7 +236,7 @@ async fn nothing_that_is_sent_depends_on_a_client_s_clock() {
             while mark.elapsed() < Duration::from_millis(5)
                 || clock.elapsed().is_ok_and(|it| it.as_millis() < 5)
             {
-                tokio::task::yield_now().await;
+                yield_now().await;
             }
             client.write_all(b"-ERR no\r\n").await.unwrap();
         } else {

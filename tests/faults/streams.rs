@@ -1,10 +1,8 @@
 //! Streams that are cut at random points: clients leave, the server panics, timeouts strike.
 
-use std::time::Duration;
-
-use sluicegate::{Limiter, MemoryStore, RedisStore};
 use support::{
     cut_streams::{PATIENCE, cut_streams},
+    prelude::*,
     redis::Server,
 };
 

@@ -1,11 +1,8 @@
 //! The results of the traffic, counted by the tests from the decisions alone.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    time::Duration,
-};
+use std::collections::{BTreeMap, HashMap};
 
-use sluicegate::{Decision, Rule, StoreError, error::StoreErrorKind};
+use support::prelude::*;
 
 /// One rule of one policy, decided by the server or by this process. Each policy has one key here.
 #[derive(Debug, PartialEq, Eq, Hash)]

@@ -1,14 +1,11 @@
 //! Traffic during a run: many tasks, some keys with small limits, and a hot key that half of the tasks share.
 
 use std::{
-    sync::{
-        Arc, Mutex, MutexGuard,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
-    time::{Duration, Instant},
+    sync::{MutexGuard, atomic::Ordering::Relaxed},
+    time::Instant,
 };
 
-use sluicegate::{Charge, Decision, Key, Limiter, Policy, StoreError};
+use support::prelude::*;
 use tokio::{runtime::Handle, task::JoinHandle};
 
 use super::{setup::Setup, tally::Tally};
@@ -135,11 +132,11 @@ impl Traffic {
             let asked = self.ask(task, is_measured);
             if self.setup.with_leavers && fastrand::u8(..3) == 0 {
                 let patience = PATIENCE.mul_f64(fastrand::f64());
-                let _ = tokio::time::timeout(patience, asked).await;
+                let _ = timeout(patience, asked).await;
             } else {
                 asked.await;
             }
-            tokio::time::sleep(PACE).await;
+            sleep(PACE).await;
         }
     }
 
@@ -160,7 +157,7 @@ impl Traffic {
     /// Measures the delay of the runtime for a wait of this time.
     async fn measure(&self, span: Duration) {
         let asleep = Instant::now();
-        tokio::time::sleep(span).await;
+        sleep(span).await;
         self.is_late(asleep.elapsed().saturating_sub(span));
     }
 

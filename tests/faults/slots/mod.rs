@@ -6,15 +6,10 @@ mod fleet;
 mod judge;
 mod worker;
 
-use std::{
-    thread,
-    time::{Duration, Instant},
-};
+use std::{thread, time::Instant};
 
 use fleet::Fleet;
-use sluicegate::{Charge, Key, Limiter, Policy, RedisStore, Rule};
-
-use support::redis::Server;
+use support::{prelude::*, redis::Server};
 
 /// The slots of each key.
 const LIMIT: usize = 3;
@@ -124,6 +119,6 @@ async fn all_of_a_key_are_free(
             before < Duration::from_secs(expiry) + GRACE,
             "slots of the dead are still taken after {before:?}: {free} are free"
         );
-        tokio::time::sleep(Duration::from_millis(5)).await;
+        sleep(Duration::from_millis(5)).await;
     }
 }

@@ -7,13 +7,10 @@ use std::{
     io::{Read as _, stdin},
     os::unix::fs::FileExt as _,
     process, thread,
-    time::Duration,
 };
 
-use futures::future::join_all;
 use rustix::time::{ClockId, clock_gettime};
-use sluicegate::{Limiter, Policy, RedisStore, limiter::Slot};
-use tokio::time::sleep;
+use support::prelude::*;
 
 use super::{KEYS, charge, judge::Record, policy};
 

@@ -63,7 +63,7 @@ pub async fn cut_streams(
     let limits = Limits {
         limiter,
         slots: Policy::new("slots", [slots]).unwrap(),
-        budgets: BUDGETS.map(|(name, _)| Policy::parse(name, "1000000/1d").unwrap()),
+        budgets: BUDGETS.map(|(name, _)| policy(name, "1000000/1d")),
     };
     let polled: Polled = (0..streams).map(|_| AtomicU64::new(NEVER)).collect();
     let folder = tempfile::tempdir().unwrap();
@@ -86,7 +86,7 @@ pub async fn cut_streams(
     // The clients have left, and the server drops the last responses.
     let all_ended = timeout(PATIENCE, async {
         while under_way.load(SeqCst) > 0 {
-            tokio::time::sleep(Duration::from_millis(1)).await;
+            sleep(Duration::from_millis(1)).await;
         }
     });
     assert!(all_ended.await.is_ok(), "responses are under way");
@@ -115,15 +115,13 @@ fn serve(
             })
         }
     });
+    let late = TimeoutLayer::with_status_code(StatusCode::GATEWAY_TIMEOUT, silence);
     let router = Router::new()
         .route("/{id}/{length}/{end}", get(respond))
         .with_state(Arc::clone(polled))
         .layer(limits.layer())
         .layer(ResponseBodyTimeoutLayer::new(silence))
-        .layer(TimeoutLayer::with_status_code(
-            StatusCode::GATEWAY_TIMEOUT,
-            silence,
-        ))
+        .layer(late)
         .layer(counted);
     let listener = UnixListener::bind(socket).unwrap();
     tokio::spawn(async { axum::serve(listener, router).await.unwrap() })
@@ -161,9 +159,7 @@ impl Limits {
         let charges = policies.iter();
         let charges = charges.map(|policy| Charge::new(policy, key.clone(), 0));
         let usage = self.limiter.peek(charges).await.unwrap();
-        let used = usage
-            .rules()
-            .map(|rule| rule.rule().limit() - rule.remaining());
+        let used = usage.rules().map(|it| it.rule().limit() - it.remaining());
         used.collect()
     }
 }
@@ -185,7 +181,7 @@ async fn respond(
     };
     if end == "hang" {
         (0..length).for_each(|_| poll());
-        std::future::pending::<()>().await;
+        pending::<()>().await;
     }
     let frames = stream::iter(0..length).map(move |_| {
         poll();
@@ -236,10 +232,10 @@ impl Client {
         let polled = Arc::clone(&self.polled);
         let leaves = async move {
             if leaves_at_once {
-                return tokio::task::yield_now().await;
+                return yield_now().await;
             }
             loop {
-                tokio::time::sleep(Duration::from_millis(1)).await;
+                sleep(Duration::from_millis(1)).await;
                 let polled = polled[id].load(SeqCst);
                 if leaves_early && polled != NEVER && polled >= length {
                     return;
@@ -255,9 +251,8 @@ impl Client {
             .await;
             return;
         }
-        let (mut sender, connection) = hyper::client::conn::http1::handshake(self.connect().await)
-            .await
-            .unwrap();
+        let handshake = hyper::client::conn::http1::handshake(self.connect().await);
+        let (mut sender, connection) = handshake.await.unwrap();
         let connection = tokio::spawn(connection);
         let _ = futures::future::select(
             Box::pin(async { read(sender.send_request(request).await.ok(), reads).await }),
@@ -269,12 +264,13 @@ impl Client {
 
     async fn connect(&self) -> TokioIo<UnixStream> {
         // The queue of connections may be full.
-        loop {
+        for _ in 0..PATIENCE.as_millis() {
             match UnixStream::connect(&self.socket).await {
                 Ok(stream) => return TokioIo::new(stream),
-                Err(_) => tokio::time::sleep(Duration::from_millis(1)).await,
+                Err(_) => sleep(ms(1)).await,
             }
         }
+        panic!("no connection to the server")
     }
 
     async fn http2(&mut self) -> Sender2 {
@@ -282,9 +278,8 @@ impl Client {
             return sender;
         }
         let io = self.connect().await;
-        let (sender, connection) = hyper::client::conn::http2::handshake(TokioExecutor::new(), io)
-            .await
-            .unwrap();
+        let handshake = hyper::client::conn::http2::handshake(TokioExecutor::new(), io);
+        let (sender, connection) = handshake.await.unwrap();
         tokio::spawn(connection);
         self.shared = Some(sender.clone());
         sender
@@ -319,20 +314,15 @@ async fn settled(limits: &Limits, polled: &Polled, soon: Duration) -> Duration {
     for (id, polled) in polled.iter().enumerate() {
         loop {
             let key = Key::new("stream", id.to_string());
-            let (is_late, used) = (
-                Instant::now() >= end,
-                limits.used(&limits.budgets, key).await,
-            );
+            let is_late = Instant::now() >= end;
+            let used = limits.used(&limits.budgets, key).await;
             let polled = polled.load(SeqCst);
             // A client that leaves before its handler begins is charged the estimates, or nothing.
             let is_early = polled == NEVER && (used == [0; 3] || used == [ESTIMATE; 3]);
             if is_early || used == BUDGETS.map(|(_, cost)| polled.saturating_mul(cost)) {
                 break;
             }
-            assert!(
-                !is_late,
-                "stream {id} costs {used:?}, and {polled} of its frames were polled"
-            );
+            assert!(!is_late, "stream {id} costs {used:?} for {polled} frames");
         }
     }
     took

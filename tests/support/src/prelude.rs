@@ -117,6 +117,17 @@ pub async fn others_run() {
     }
 }
 
+/// Acts until the condition holds, ten thousand times at most.
+pub async fn until(mut holds: impl AsyncFnMut() -> bool, mut act: impl AsyncFnMut()) {
+    for _ in 0..10_000 {
+        if holds().await {
+            return;
+        }
+        act().await;
+    }
+    panic!("the condition does not hold");
+}
+
 pub fn acme() -> Key {
     Key::new("account", "acme")
 }
