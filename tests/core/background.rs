@@ -1,7 +1,6 @@
 //! Work that no request waits for is done in a thread of the process, whatever becomes of the runtimes of callers.
 
 use support::{prelude::*, runtime};
-use tokio::runtime::Builder;
 
 fn alice() -> Key {
     user("alice")
@@ -64,30 +63,6 @@ fn a_slot_that_was_just_returned_is_there_for_the_next_taker() {
             drop(take(&limiter).await.expect("it was returned"));
         }
     });
-}
-
-#[test]
-fn runtimes_one_after_the_other_take_and_return_the_one_slot() {
-    let limiter = limiter(MemoryStore::new());
-    for _ in 0..50 {
-        let mut threads = Builder::new_multi_thread();
-        let runtime = threads.worker_threads(2).enable_all().build().unwrap();
-        let taker = limiter.clone();
-        let slot = runtime.block_on(async {
-            let job = Charge::new(&jobs(), alice(), 1);
-            let slot = taker.acquire_slot([job], SECOND).await.unwrap();
-            slot.expect("none is denied")
-        });
-        // Dropped with the runtime.
-        runtime.spawn(async move {
-            let _slot = slot;
-            pending::<()>().await;
-        });
-    }
-    finish(&limiter);
-    let look = [Charge::new(&jobs(), alice(), 0)];
-    let usage = block_on(limiter.peek(look)).unwrap();
-    assert_eq!(remaining(&usage), [1]);
 }
 
 #[test]

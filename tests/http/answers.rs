@@ -33,13 +33,9 @@ fn in_short<B>(response: &Response<B>) -> String {
     let field = |name| field(response.headers(), name);
     let items = lines(response.headers(), "ratelimit");
     let items = items.iter().map(|it| it.split(";t=").next().unwrap());
-    format!(
-        "{} limit={} remaining={} {}",
-        response.status().as_u16(),
-        field("x-ratelimit-limit"),
-        field("x-ratelimit-remaining"),
-        items.collect::<Vec<_>>().join(" & ")
-    )
+    let [limit, left] = ["x-ratelimit-limit", "x-ratelimit-remaining"].map(field);
+    let items = items.collect::<Vec<_>>().join(" & ");
+    format!("{} limit={limit} remaining={left} {items}", code(response))
 }
 
 const LEGACY: HeaderStyle = HeaderStyle::X_RATE_LIMIT;
@@ -135,10 +131,8 @@ async fn a_denial_further_in_gets_the_units_that_it_does_not_name() {
 
 #[tokio::test]
 async fn a_denial_further_in_joins_the_decisions_of_the_layers_around_it() {
-    let all = (
-        limit("outer", "9/1d"),
-        nested((BOTH(), "5/1d"), (BOTH(), "0/1d")),
-    );
+    let nested = nested((BOTH(), "5/1d"), (BOTH(), "0/1d"));
+    let all = (limit("outer", "9/1d"), nested);
     let response = ask(&all).await;
     let allowed = decisions(&response).iter().map(Decision::is_allowed);
     assert_eq!(allowed.collect::<Vec<_>>(), [false, true, true]);
@@ -176,11 +170,9 @@ async fn one_layer_of_several_is_enough_to_put_all_decisions_into_the_response()
     for chosen in [None, Some(0), Some(1), Some(2)] {
         let layer = |place| {
             let layer = limit(["inner", "middle", "outer"][place], "9/1d").settle(|_, _| 3);
-            let is_chosen = chosen == Some(place);
-            if is_chosen {
-                layer.decisions_in_response()
-            } else {
-                layer
+            match chosen == Some(place) {
+                true => layer.decisions_in_response(),
+                false => layer,
             }
         };
         let response = ask(&(layer(2), layer(1), layer(0))).await;
@@ -401,15 +393,9 @@ async fn the_list_of_what_is_left_is_bounded_too() {
 fn problem(response: &Response<String>) -> String {
     let field = |name| field(response.headers(), name);
     let body = serde_json::from_str(response.body()).unwrap_or(serde_json::Value::Null);
-    format!(
-        "{} {} {} {} {} {}",
-        response.status().as_u16(),
-        field("ratelimit"),
-        field("retry-after"),
-        body["status"],
-        body["detail"],
-        body["violated-policies"]
-    )
+    let of_body = ["status", "detail", "violated-policies"].map(|name| body[name].to_string());
+    let [quota, wait] = ["ratelimit", "retry-after"].map(field);
+    format!("{} {quota} {wait} {}", code(response), of_body.join(" "))
 }
 
 fn never(status: StatusCode) -> ProblemJson {
@@ -474,15 +460,12 @@ answers! { detail;
 
 #[tokio::test]
 async fn an_actual_cost_may_be_for_some_policies_only() {
+    let several = ActualCost::of("tokens", 1).and("bytes".to_owned(), 400);
+    let several = several.and("tokens", 0);
     for (cost, expected) in [
         (ActualCost::new(30), [70, 970, 970]),
         (ActualCost::of("tokens", 30), [99, 970, 999]),
-        (
-            ActualCost::of("tokens", 1)
-                .and("bytes".to_owned(), 400)
-                .and("tokens", 0),
-            [99, 1000, 600],
-        ),
+        (several, [99, 1000, 600]),
         (ActualCost::of("unknown", 30), [99, 999, 999]),
     ] {
         let limits = limit("requests", "100/1d")
@@ -624,10 +607,8 @@ async fn a_rejection_may_be_anything_that_is_into_response_and_does_not_look_lik
     assert_eq!(body, r#"{"error":"slow down","path":"/"}"#);
 
     let both = Grpc::new().or(AxumRejection::new(|_, _| "slow down"));
-    for (kind, expected) in [
-        ("application/grpc", None),
-        ("text/plain", Some("slow down")),
-    ] {
+    let kinds = ["application/grpc", "text/plain"];
+    for (kind, expected) in kinds.into_iter().zip([None, Some("slow down")]) {
         let (_, headers, body) = rejected(denying().rejection(both), kind).await;
         assert_eq!(headers.contains_key("grpc-status"), expected.is_none());
         assert_eq!(body, expected.unwrap_or_default());

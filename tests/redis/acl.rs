@@ -59,30 +59,29 @@ async fn everything(limiter: &Limiter) -> Result<(), StoreError> {
     limiter.reset(&policy, &alice).await
 }
 
+fn is_denied(error: &StoreError, missing: &str) {
+    let said = (error.kind(), error.code());
+    let expected = (StoreErrorKind::AccessDenied, Some("NOPERM"));
+    assert_eq!(said, expected, "{missing}: {error}");
+}
+
 #[tokio::test]
 async fn everything_works_with_these_and_without_any_one_something_fails_and_says_so() {
     // Without the right to ask whether there are blocks, each is read, and without that to read a part, the whole. An
     // expiry moves later.
     let optional = ["+exists", "+getrange", "+pexpireat"];
-    let cases = BOTH
-        .into_iter()
-        .flat_map(|by| by.least().iter().map(move |&it| (by, it)));
+    let all = |by: By| by.least().iter().map(move |&it| (by, it));
+    let cases = BOTH.into_iter().flat_map(all);
     for by in BOTH {
         let server = Server::start();
-        everything(&limiter(by.store(&server, &[], None).await))
-            .await
-            .unwrap();
+        let with_all = limiter(by.store(&server, &[], None).await);
+        everything(&with_all).await.unwrap();
     }
     for (by, missing) in cases.filter(|(_, it)| !optional.contains(it)) {
         let server = Server::start();
         let limiter = limiter(by.store(&server, &[], Some(missing)).await);
         let error = everything(&limiter).await.expect_err(missing);
-        assert_eq!(
-            error.kind(),
-            StoreErrorKind::AccessDenied,
-            "{missing}: {error}"
-        );
-        assert_eq!(error.code(), Some("NOPERM"), "{missing}");
+        is_denied(&error, missing);
         let message = "the Redis user lacks rights that this store needs";
         assert_eq!(error.to_string(), message, "{missing}");
         // A transaction is done wholly or not at all.
@@ -96,16 +95,12 @@ async fn everything_works_with_these_and_without_any_one_something_fails_and_say
 fn the_documentation_names_these() {
     let servers = include_str!("../../docs/guide/servers.md");
     let transactions = include_str!("../../docs/guide/transactions.md");
+    let published = ["+hgetall", "+hset", "+hdel", "+pexpire"];
     for (page, before, rights, after) in [
         (servers, ">PASSWORD ", &LEAST_RIGHTS[..], "\n"),
         (servers, "- `", &BLOCKS_RIGHTS, "` where"),
         (servers, "- `", &SLOTS_RIGHTS, "` for"),
-        (
-            servers,
-            "- `",
-            &["+hgetall", "+hset", "+hdel", "+pexpire"],
-            "` where",
-        ),
+        (servers, "- `", &published, "` where"),
         (servers, "- `", &CONTRIBUTORS_RIGHTS, "` where"),
         (transactions, ">PASSWORD ", &transactions::RIGHTS, "\n"),
         (transactions, "and\n`", &BLOCKS_RIGHTS, "` to"),
@@ -118,10 +113,8 @@ fn the_documentation_names_these() {
 
 #[tokio::test]
 async fn a_list_of_blocks_needs_four_more_and_without_them_blocks_hold_all_the_same() {
-    for (by, missing) in BOTH
-        .into_iter()
-        .flat_map(|by| BLOCKS_RIGHTS.map(|it| (by, it)))
-    {
+    let all = |by| BLOCKS_RIGHTS.map(|it| (by, it));
+    for (by, missing) in BOTH.into_iter().flat_map(all) {
         let server = Server::start();
         let limiter = limiter(by.store(&server, &BLOCKS_RIGHTS, Some(missing)).await);
         everything(&limiter).await.expect(missing);
@@ -161,24 +154,18 @@ async fn slots_need_these_as_well() {
         let rights = LEAST_RIGHTS.into_iter().chain(SLOTS_RIGHTS);
         let rights = rights.filter(|&it| Some(it) != missing);
         let rights: Vec<_> = rights.chain(own_clock.then_some("+pexpire")).collect();
-        let mut store = RedisStore::connect(limited(&server, &rights))
-            .await
-            .unwrap();
+        let store = RedisStore::connect(limited(&server, &rights)).await;
+        let mut store = store.unwrap();
         if own_clock {
             store = store.clock(ManualClock::new(1_700_000_000_000));
         }
         let done = every_operation_with_slots(&store).await;
         assert_eq!(kind(done), refused(missing), "{missing:?}");
     }
-    for missing in transactions::SLOTS_RIGHTS
-        .map(Some)
-        .into_iter()
-        .chain([None])
-    {
+    let rights = transactions::SLOTS_RIGHTS;
+    for missing in rights.map(Some).into_iter().chain([None]) {
         let server = Server::start();
-        let store = By::Transactions
-            .store(&server, &transactions::SLOTS_RIGHTS, missing)
-            .await;
+        let store = By::Transactions.store(&server, &rights, missing).await;
         let done = every_operation_with_slots(&store).await;
         assert_eq!(kind(done), refused(missing), "{missing:?}");
     }
@@ -189,29 +176,18 @@ async fn contributors_need_four_more_and_without_them_checks_work_all_the_same()
     let (policy, acme) = (api("10/1d"), user("acme"));
     for missing in CONTRIBUTORS_RIGHTS {
         let server = Server::start();
-        let limiter = limiter(
-            By::Script
-                .store(&server, &CONTRIBUTORS_RIGHTS, Some(missing))
-                .await,
-        );
+        let store = By::Script.store(&server, &CONTRIBUTORS_RIGHTS, Some(missing));
+        let limiter = limiter(store.await);
         everything(&limiter).await.expect(missing);
         let [unit] = one(&policy, "acme");
         let admitted = limiter.check([unit.with_contributor(user("alice"))]).await;
         assert!(admitted.unwrap().is_allowed());
-        let error = limiter
-            .contributors(&policy, &acme)
-            .await
-            .expect_err(missing);
-        assert_eq!(error.kind(), StoreErrorKind::AccessDenied, "{missing}");
-        assert_eq!(error.code(), Some("NOPERM"), "{missing}");
+        let told = limiter.contributors(&policy, &acme).await;
+        is_denied(&told.expect_err(missing), missing);
         let above = limiter.check([charge(&policy, "acme", 11)]).await;
         assert!(!above.unwrap().is_allowed());
         let denials = limiter.denials().await;
-        assert_eq!(
-            kind(denials),
-            Some(StoreErrorKind::AccessDenied),
-            "{missing}"
-        );
+        is_denied(&denials.expect_err(missing), missing);
     }
 }
 

@@ -329,10 +329,8 @@ async fn a_queue_that_fills_and_empties_again_and_again_leaves_the_rest_of_the_v
                 }
             }
         }
-        assert_eq!(
-            (server.calls("set"), server.calls("setrange")),
-            (0, in_place)
-        );
+        assert_eq!(server.calls("set"), 0);
+        assert_eq!(server.calls("setrange"), in_place);
     }
 }
 
@@ -354,16 +352,8 @@ async fn a_value_that_others_wrote_cut_or_lengthened_is_an_error_and_stays_and_t
     too_long[length_at..length_at + 4].copy_from_slice(&(1_u32 << 27).to_le_bytes());
     values.push(too_long);
     let zeros = "\0".repeat(300); // a bitmap may begin like this
-    let foreign = [
-        "x",
-        "0",
-        "hello",
-        "{\"count\":17}",
-        "\u{1}",
-        "\u{2}short",
-        "\0",
-        &zeros,
-    ];
+    let foreign = ["x", "0", "hello", "{\"count\":17}", "\u{1}"].into_iter();
+    let foreign = foreign.chain(["\u{2}short", "\0", &zeros]);
     values.extend(foreign.map(|it| it.as_bytes().to_vec()));
     for value in values {
         raw.set(&value);

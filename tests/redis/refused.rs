@@ -26,32 +26,15 @@ fn unable_to_save() -> (Server, TempDir) {
 }
 
 /// How a server begins and ends to take no writes, its code, and whether the address may lead to another server then.
-const STATES: [(&str, &str, &str, bool); 4] = [
-    (
-        "CONFIG SET maxmemory 1",
-        "CONFIG SET maxmemory 0",
-        "OOM",
-        false,
-    ),
-    (
-        "CONFIG SET stop-writes-on-bgsave-error yes",
-        "CONFIG SET stop-writes-on-bgsave-error no",
-        "MISCONF",
-        false,
-    ),
-    (
-        "CONFIG SET min-replicas-to-write 1",
-        "CONFIG SET min-replicas-to-write 0",
-        "NOREPLICAS",
-        true,
-    ),
-    (
-        "REPLICAOF 127.0.0.1 1",
-        "REPLICAOF NO ONE",
-        "READONLY",
-        true,
-    ),
+const STATES: [(&str, [&str; 2], &str, bool); 4] = [
+    ("CONFIG SET maxmemory", ["1", "0"], "OOM", false),
+    (SAVES, ["yes", "no"], "MISCONF", false),
+    (REPLICAS, ["1", "0"], "NOREPLICAS", true),
+    ("REPLICAOF", ["127.0.0.1 1", "NO ONE"], "READONLY", true),
 ];
+
+const SAVES: &str = "CONFIG SET stop-writes-on-bgsave-error";
+const REPLICAS: &str = "CONFIG SET min-replicas-to-write";
 
 fn is_denied(result: &Result<Reply, StoreError>) -> bool {
     matches!(result, Ok(Reply::Check(Decision::Denied(_))))
@@ -61,13 +44,13 @@ fn is_denied(result: &Result<Reply, StoreError>) -> bool {
 async fn a_write_that_the_server_refuses_fails_its_operation_alone_and_unsent() {
     let (server, _folder) = unable_to_save();
     let (one, slots) = (policy("p", "1/1h"), policy("s", "1/1h@concurrent"));
-    for (begin, end, code, is_elsewhere) in STATES {
+    for (set, [begin, end], code, is_elsewhere) in STATES {
         let store = connect(&server).await.prefix(&code.to_lowercase());
         let limiter = patient(store.clone()).count_denials(false);
         take(&limiter, &one, "alice").await;
         let slot = take(&limiter, &slots, "alice").await;
         let renewal = Operation::Renew(Slots::of(slot.usage()).remove(0));
-        server.run::<()>(begin);
+        server.run::<()>(&format!("{set} {begin}"));
         let bans = Operation::Block {
             key: user("dave"),
             request: Until::Forever.into(),
@@ -93,7 +76,7 @@ async fn a_write_that_the_server_refuses_fails_its_operation_alone_and_unsent() 
             assert_eq!((error.kind(), error.code()), expected, "{place}");
             assert!(error.is_unsent(), "{code}: {place}");
         }
-        server.run::<()>(end);
+        server.run::<()>(&format!("{set} {end}"));
         for policy in [&one, &slots] {
             assert!(take(&limiter, policy, "bob").await.is_allowed(), "{code}");
         }
@@ -140,11 +123,9 @@ async fn a_missing_right_fails_its_operation_alone_and_says_whether_a_write_came
         take(&known, &rate, "alice").await;
         let rights = [&LEAST_RIGHTS[..], &SLOTS_RIGHTS].concat();
         let rights: Vec<_> = rights.into_iter().filter(|it| *it != missing).collect();
-        let store = RedisStore::connect(limited(&server, &rights))
-            .await
-            .unwrap();
+        let store = RedisStore::connect(limited(&server, &rights)).await;
         let operations = vec![ask(policy, "bob"), ask(&rate, "alice")];
-        let results = store.call(operations).await.unwrap();
+        let results = store.unwrap().call(operations).await.unwrap();
         let error = results[0].as_ref().unwrap_err();
         let expected = (StoreErrorKind::AccessDenied, Some("NOPERM"), is_unsent);
         let said = (error.kind(), error.code(), error.is_unsent());
@@ -228,11 +209,8 @@ async fn users_at_their_limits_stay_denied(server: &Server, begin: &str) -> (u64
     let made = (connections() - before, start.elapsed());
     assert!(refusals() > asked, "{}", refusals());
     assert!(passed * 100 <= asked, "{passed} of {asked} have passed");
-    assert_eq!(
-        seen.0.1.load(Ordering::Relaxed),
-        0,
-        "the breaker has opened"
-    );
+    let opened = seen.0.1.load(Ordering::Relaxed);
+    assert_eq!(opened, 0, "the breaker has opened");
     made
 }
 

@@ -82,11 +82,9 @@ impl<'a> Busy<'a> {
     /// The decisions about these checks, and the number of calls that were made for them.
     async fn go_on(self, gathered: Vec<Answer>) -> (Vec<Decision>, u64) {
         let occupied = self.first.len() as u64;
-        let results = self.go_on_to(gathered).await;
-        (
-            results.0.into_iter().map(Result::unwrap).collect(),
-            results.1 - occupied,
-        )
+        let (results, calls) = self.go_on_to(gathered).await;
+        let decisions = results.into_iter().map(Result::unwrap);
+        (decisions.collect(), calls - occupied)
     }
 
     /// The results, and the number of all calls that were counted: those that were held count only now.
@@ -177,11 +175,8 @@ async fn first_come_first_served_and_few_who_wait_go_eight_charges_at_a_time() {
     let checks = (1..=20).map(|cost| store.check(&units(&api, "alice", cost)));
     let (decisions, calls) = busy.go_on(begin(checks).await).await;
     let allowed = decisions.iter().filter(|it| it.is_allowed());
-    assert_eq!(
-        (allowed.count(), calls),
-        (5, 3),
-        "20 charges, 8 in each call"
-    );
+    let counts = (allowed.count(), calls);
+    assert_eq!(counts, (5, 3), "20 charges, 8 in each call");
 }
 
 #[tokio::test]
@@ -318,10 +313,9 @@ async fn slots_count_towards_the_size_of_a_call() {
     for renews in [true, false] {
         let busy = Busy::hold(&server, &store, 1).await;
         let slots = decisions.iter().map(|it| Slots::of(it.usage()).remove(0));
-        let operation = if renews {
-            Operation::Renew
-        } else {
-            Operation::Return
+        let operation = match renews {
+            true => Operation::Renew,
+            false => Operation::Return,
         };
         let messages = begin(slots.map(|it| store.execute(operation(it)))).await;
         let (results, calls) = busy.go_on_to(messages).await;

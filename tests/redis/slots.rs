@@ -124,10 +124,8 @@ async fn a_settlement_that_has_left_the_queue_can_be_made_again() {
 async fn a_settlement_that_was_sent_cannot_be_made_again_after_its_timeout() {
     let server = Server::start();
     let limiter = process(&server).await;
-    let admitted = limiter
-        .check([charge(&tokens(), "acme", 50)])
-        .await
-        .unwrap();
+    let admitted = limiter.check([charge(&tokens(), "acme", 50)]).await;
+    let admitted = admitted.unwrap();
     server.stop();
     let error = limiter.settle(admitted.usage(), |_| 7).await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Timeout);
@@ -296,15 +294,13 @@ async fn a_check_whose_caller_has_left_the_queue_takes_no_slot() {
 async fn while_the_server_is_away_the_failure_policy_decides_about_slots() {
     let server = Server::start();
     let mut layers = Vec::new();
+    use FailurePolicy::{Closed, Local, Open};
+    let of_two = [(200, true), (200, true), (429, false)];
     for (policy, replicas, answers) in [
-        (FailurePolicy::Open, 1, &[(200, false); 6][..]),
-        (FailurePolicy::Closed, 1, &[(503, false); 6]),
-        (
-            FailurePolicy::Local,
-            2,
-            &[(200, true), (200, true), (429, false)],
-        ),
-        (FailurePolicy::Local, 9, &[(200, true), (429, false)]),
+        (Open, 1, &[(200, false); 6][..]),
+        (Closed, 1, &[(503, false); 6]),
+        (Local, 2, &of_two),
+        (Local, 9, &of_two[1..]),
     ] {
         let limiter = process(&server).await.on_failure(policy);
         let layer = chats(limiter.replicas(replicas), 4);
@@ -361,10 +357,8 @@ async fn connections_die(lasts: Duration, kills: Duration) {
         tokio::spawn(async move {
             let (mut taken, mut most) = (0, 0);
             while Instant::now() < end {
-                let slot = limiter
-                    .acquire_slot(one(&chats, "acme"), Duration::ZERO)
-                    .await;
-                if let Ok(Ok(Some(slot))) = slot {
+                let slot = limiter.acquire_slot(one(&chats, "acme"), Duration::ZERO);
+                if let Ok(Ok(Some(slot))) = slot.await {
                     most = most.max(held.fetch_add(1, Relaxed) + 1);
                     taken += 1;
                     sleep(Duration::from_millis(caller % 20)).await;

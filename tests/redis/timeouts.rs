@@ -128,10 +128,8 @@ fn unit(name: &str) -> [Charge; 1] {
 /// Whether the result is the server's answer after a long enough wait.
 fn is_an_answer<T: std::fmt::Debug>(result: Result<T, StoreError>) {
     let error = result.unwrap_err();
-    assert_eq!(
-        (error.kind(), error.code()),
-        (StoreErrorKind::Refused, Some("OOM"))
-    );
+    let answer = (error.kind(), error.code());
+    assert_eq!(answer, (StoreErrorKind::Refused, Some("OOM")));
 }
 
 #[tokio::test(start_paused = true)]
@@ -243,16 +241,8 @@ async fn limiters_with_other_timeouts_share_a_store_and_each_is_answered_in_time
     };
     // The second time, nobody has waited for a while.
     for _ in 0..2 {
-        let waits = [
-            (0, 200),
-            (0, 100),
-            (0, 30),
-            (1, 7),
-            (50, 51),
-            (99, 102),
-            (150, 400),
-        ];
-        join_all(waits.map(wait)).await;
+        let begins = [0, 0, 0, 1, 50, 99, 150].into_iter();
+        join_all(begins.zip([200, 100, 30, 7, 51, 102, 400]).map(wait)).await;
         sleep(Duration::from_secs(60)).await;
     }
 }

@@ -52,10 +52,7 @@ pub async fn cut_checks(limiter: Limiter, streams: usize) {
     let charges = budgets.iter().chain([&slots]);
     let charges = charges.map(|policy| Charge::new(policy, key(), 0));
     let usage = limiter.peek(charges).await.unwrap();
-    let used: Vec<u64> = usage
-        .rules()
-        .map(|rule| rule.rule().limit() - rule.remaining())
-        .collect();
+    let used = usage.rules().map(|it| it.rule().limit() - it.remaining());
     let [requests, tokens, money] = BUDGETS.map(|(_, cost)| cost * polled);
-    assert_eq!(used, [requests, tokens, money, 0]);
+    assert!(used.eq([requests, tokens, money, 0]), "{usage:?}");
 }

@@ -195,11 +195,8 @@ pub fn taken_back() -> impl Strategy<Value = History> {
     ];
     let gaps = prop_oneof![4 => Just(0), 4 => 1..=9_i64, 2 => 10..=300_i64, 1 => -9..=-1_i64];
     let back = any::<Index>().prop_map(Act::TakeBack);
-    histories(
-        policies_of(&rules),
-        gaps,
-        prop_oneof![4 => few_units(), 1 => back],
-    )
+    let acts = prop_oneof![4 => few_units(), 1 => back];
+    histories(policies_of(&rules), gaps, acts)
 }
 
 /// Periods of the calendar, with clocks that step by hours and days from the first millisecond of a day.
@@ -225,10 +222,8 @@ fn policies_of(rules: &[&'static str]) -> Policies {
         let versions = are_slots.prop_flat_map(move |are_slots| {
             let alike = rules.iter().filter(|rule| is_of_slots(rule) == are_slots);
             let policy = prop::sample::select(alike.copied().collect::<Vec<_>>());
-            vec(
-                policy.prop_map(move |rules| Policy::parse(name, rules).unwrap()),
-                1..=3,
-            )
+            let policy = policy.prop_map(move |rules| Policy::parse(name, rules).unwrap());
+            vec(policy, 1..=3)
         });
         versions.boxed()
     })
@@ -277,28 +272,17 @@ pub fn calls_of_all_kinds() -> impl Strategy<Value = History> {
         3 => any::<Index>().prop_map(Part::Renew),
         2 => any::<Index>().prop_map(Part::GiveBack),
     ];
-    calls_of(
-        policies_of_all_kinds(3),
-        parts.boxed(),
-        Just(None::<Act>).boxed(),
-    )
+    let others = Just(None::<Act>).boxed();
+    calls_of(policies_of_all_kinds(3), parts.boxed(), others)
 }
 
 /// The same calls, with values that cannot be read.
 pub fn spoiled_calls() -> impl Strategy<Value = History> {
-    let kinds = prop_oneof![
-        Just(Spoiled::WrongType),
-        Just(Spoiled::Unreadable),
-        Just(Spoiled::Garbage)
-    ];
+    use Spoiled::{Garbage, Unreadable, WrongType};
+    let kinds = prop_oneof![Just(WrongType), Just(Unreadable), Just(Garbage)];
     let spoil = (0..3_usize, 0..3_usize, kinds);
-    calls_of(
-        policies(3),
-        parts().boxed(),
-        spoil
-            .prop_map(|(policy, key, kind)| Some(Act::Spoil(policy, key, kind)))
-            .boxed(),
-    )
+    let spoil = spoil.prop_map(|(policy, key, kind)| Some(Act::Spoil(policy, key, kind)));
+    calls_of(policies(3), parts().boxed(), spoil.boxed())
 }
 
 fn calls_of(
@@ -665,10 +649,8 @@ impl<'a> Player<'a> {
 
     /// The check of these charges, under the current rules.
     pub fn check_of(&self, charges: &[(usize, usize, u64)]) -> Check {
-        let charges = charges
-            .iter()
-            .map(|(policy, key, cost)| Charge::new(self.policy(*policy), key_of(*key), *cost));
-        Check::new(charges).unwrap()
+        let charge = |it: &(_, _, _)| Charge::new(self.policy(it.0), key_of(it.1), it.2);
+        Check::new(charges.iter().map(charge)).unwrap()
     }
 
     fn check_in(&self, charges: &[(usize, usize, u64)], enforces_blocks: bool) -> Check {
@@ -787,8 +769,8 @@ impl<'a> Player<'a> {
                 Reply::CheckBatch(decisions)
             }
             Operation::Settle(settlement) => {
-                self.can_read(settlement.usage().check().charges())
-                    .then_some(())?;
+                let charges = settlement.usage().check().charges();
+                self.can_read(charges).then_some(())?;
                 Reply::Settle(self.store.settle(&settlement).await.unwrap())
             }
             message @ (Operation::Renew(_) | Operation::Return(_)) => {
@@ -871,10 +853,9 @@ impl<'a> Player<'a> {
 }
 
 pub fn enforcing(check: Check, enforces_blocks: bool) -> Check {
-    if enforces_blocks {
-        check.enforce_blocks(true)
-    } else {
-        check
+    match enforces_blocks {
+        true => check.enforce_blocks(true),
+        false => check,
     }
 }
 
@@ -904,11 +885,9 @@ pub async fn same(
         move_clock(clock, step.gap_ms);
         let outcomes = (first.come(&step.act).await, second.come(&step.act).await);
         let now_ms = clock.now_ms();
-        assert!(
-            outcomes.0 == outcomes.1,
-            "step {index} at {now_ms}: {step:?}: {}",
-            difference(&outcomes.0, &outcomes.1)
-        );
+        let are_same = outcomes.0 == outcomes.1;
+        let differ = || difference(&outcomes.0, &outcomes.1);
+        assert!(are_same, "step {index} at {now_ms}: {step:?}: {}", differ());
     }
 }
 
@@ -921,10 +900,8 @@ fn difference(left: &Came, right: &Came) -> String {
     match pairs.find(|(_, (left, right))| left != right) {
         Some((part, (Answer::Decided(lefts), Answer::Decided(rights)))) => {
             let mut pairs = lefts.iter().zip(rights).enumerate();
-            format!(
-                "part {part}: {:?}",
-                pairs.find(|(_, (left, right))| left != right)
-            )
+            let differ = pairs.find(|(_, (left, right))| left != right);
+            format!("part {part}: {differ:?}")
         }
         other => format!("{other:?}"),
     }

@@ -148,10 +148,8 @@ pub async fn each_check_of_a_batch_has_slots_of_its_own(store: &AnyStore, _: Man
 }
 
 pub async fn slots_of_a_shadow_are_held(store: &AnyStore, _: ManualClock) {
-    let (rate, trial) = (
-        policy("rate", "9/1m"),
-        policy("trial", "1/30s@concurrent").shadow(),
-    );
+    let trial = policy("trial", "1/30s@concurrent").shadow();
+    let rate = policy("rate", "9/1m");
     let both = async || decide(store, [&rate, &trial].map(|it| charge(it, "alice", 1))).await;
     let would_pass = |decision: &Decision| decision.usage().shadow().unwrap().is_allowed();
     let admitted = both().await;
@@ -168,25 +166,19 @@ pub async fn a_denial_tells_the_wait_besides_slots(store: &AnyStore, clock: Manu
         policy("rate", "1/10s@1s"),
         policy("exports", "1/30s@concurrent"),
     );
-    let wait = async |rate: &Policy| match decide(
-        store,
-        [rate, &exports].map(|it| charge(it, "alice", 1)),
-    )
-    .await
-    {
-        Decision::Denied(it) => Some((it.retry_after(), it.retry_after_besides_slots())),
-        _ => None,
+    let wait = async |rate: &Policy| {
+        let charges = [rate, &exports].map(|it| charge(it, "alice", 1));
+        match decide(store, charges).await {
+            Decision::Denied(it) => Some((it.retry_after(), it.retry_after_besides_slots())),
+            _ => None,
+        }
     };
     assert_eq!(wait(&rate).await, None);
-    assert_eq!(
-        wait(&rate).await,
-        Some((Some(30 * SECOND), Some(11 * SECOND)))
-    );
+    let both = Some((Some(30 * SECOND), Some(11 * SECOND)));
+    assert_eq!(wait(&rate).await, both);
     clock.advance(11 * SECOND);
-    assert_eq!(
-        wait(&rate).await,
-        Some((Some(19 * SECOND), Some(Duration::ZERO)))
-    );
+    let slots_alone = Some((Some(19 * SECOND), Some(Duration::ZERO)));
+    assert_eq!(wait(&rate).await, slots_alone);
     let never = policy("rate", "0/10s@1s");
     assert_eq!(wait(&never).await.unwrap().1, None);
 }

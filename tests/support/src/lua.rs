@@ -152,9 +152,8 @@ impl LuaServer {
         let structs = lua.create_table().unwrap();
         let strings: Table = lua.globals().get("string").unwrap();
         for name in ["pack", "unpack"] {
-            structs
-                .set(name, strings.get::<LuaValue>(name).unwrap())
-                .unwrap();
+            let function: LuaValue = strings.get(name).unwrap();
+            structs.set(name, function).unwrap();
         }
         lua.globals().set("struct", structs).unwrap();
         let redis = lua.create_table().unwrap();
@@ -162,9 +161,8 @@ impl LuaServer {
         for name in ["call", "pcall"] {
             let keys = Arc::clone(&keys);
             let command = move |lua: &Lua, args: Variadic<LuaValue>| call(lua, &keys, &args);
-            redis
-                .set(name, lua.create_function(command).unwrap())
-                .unwrap();
+            let command = lua.create_function(command).unwrap();
+            redis.set(name, command).unwrap();
         }
         let error_reply = lua.create_function(|lua, text: mlua::String| {
             let reply = lua.create_table()?;
@@ -284,9 +282,8 @@ impl LuaServer {
     /// The value of a key.
     pub fn value(&self, key: &str) -> Option<Vec<u8>> {
         let keys = self.keys.lock().unwrap();
-        keys.values
-            .get(key.as_bytes())
-            .map(|(value, _)| value.clone())
+        let value = keys.values.get(key.as_bytes());
+        value.map(|(value, _)| value.clone())
     }
 
     /// Replaces the counts by a value that the script cannot use.
@@ -306,21 +303,14 @@ impl LuaServer {
     pub fn all(&self) -> Vec<(String, Vec<u8>, u64)> {
         let keys = self.keys.lock().unwrap();
         let kept = keys.values.iter().filter(|(_, it)| keys.is_kept(it));
-        let all = kept.map(|(name, (value, gone))| {
-            (
-                String::from_utf8_lossy(name).into_owned(),
-                value.clone(),
-                *gone,
-            )
-        });
+        let text = |name: &[u8]| String::from_utf8_lossy(name).into_owned();
+        let all = kept.map(|(name, (value, gone))| (text(name), value.clone(), *gone));
         let sets = keys.sets.iter().map(|(name, (_, gone))| {
             let after = format!("({}", keys.now_ms);
             let members = keys.between(name, after.as_bytes(), b"+inf");
-            let members = members
-                .iter()
-                .flat_map(|it| [&it.0.to_be_bytes(), &it.1[..]].concat());
-            let name = String::from_utf8_lossy(name).into_owned();
-            (name, members.collect::<Vec<u8>>(), *gone)
+            let bytes = |it: &(u64, Vec<u8>)| [&it.0.to_be_bytes(), &it.1[..]].concat();
+            let members = members.iter().flat_map(bytes);
+            (text(name), members.collect::<Vec<u8>>(), *gone)
         });
         let sets = sets.filter(|(_, members, _)| !members.is_empty());
         let mut all: Vec<_> = all.chain(sets).collect();
@@ -342,17 +332,11 @@ impl LuaServer {
             })
             .collect();
         match args[0] {
-            b"EVALSHA" => Err((
-                ErrorKind::Server(ServerErrorKind::NoScript),
-                "no matching script",
-            )
-                .into()),
+            b"EVALSHA" => refused(ServerErrorKind::NoScript, "no matching script"),
             // The limiter's reports in the background need sorted sets, which this server does not have.
-            b"EVAL" if !self.knows(args[1]) && counts_in_sorted_sets(args[1]) => Err((
-                ErrorKind::Server(ServerErrorKind::ResponseError),
-                "unknown command",
-            )
-                .into()),
+            b"EVAL" if !self.knows(args[1]) && counts_in_sorted_sets(args[1]) => {
+                refused(ServerErrorKind::ResponseError, "unknown command")
+            }
             b"EVAL" => self.eval(&args[1..]),
             b"PING" => Ok(Value::Okay),
             b"GET" => {
@@ -395,18 +379,12 @@ impl LuaServer {
             let strings = args.iter().map(|arg| self.lua.create_string(arg).unwrap());
             self.lua.create_sequence_from(strings).unwrap()
         };
-        self.lua
-            .globals()
-            .set("KEYS", table(&args[2..2 + keys]))
-            .unwrap();
-        self.lua
-            .globals()
-            .set("ARGV", table(&args[2 + keys..]))
-            .unwrap();
+        for (name, args) in [("KEYS", &args[2..2 + keys]), ("ARGV", &args[2 + keys..])] {
+            self.lua.globals().set(name, table(args)).unwrap();
+        }
         let reply = match self.script(args[0]).call(()) {
             Err(error) if error.to_string().contains(HANDED_OVER) => {
-                let kind = ErrorKind::Server(ServerErrorKind::ResponseError);
-                return Err((kind, HANDED_OVER).into());
+                return refused(ServerErrorKind::ResponseError, HANDED_OVER);
             }
             reply => reply.unwrap(),
         };
@@ -450,13 +428,17 @@ impl LuaServer {
     fn set_clock(&self, args: &[&[u8]]) {
         let mut keys = self.keys.lock().unwrap();
         keys.now_ms = match args {
-            [first, .., time] if first[0] & TIME_FOLLOWS != 0 => time
-                .iter()
-                .rev()
-                .fold(0, |ms, byte| ms << 8 | u64::from(*byte)),
+            [first, .., time] if first[0] & TIME_FOLLOWS != 0 => {
+                let bytes = time.iter().rev();
+                bytes.fold(0, |ms, byte| ms << 8 | u64::from(*byte))
+            }
             _ => u64::try_from((since_epoch() + keys.ahead).as_millis()).unwrap(),
         };
     }
+}
+
+fn refused(kind: ServerErrorKind, why: &'static str) -> RedisResult<Value> {
+    Err((ErrorKind::Server(kind), why).into())
 }
 
 fn counts_in_sorted_sets(source: &[u8]) -> bool {
@@ -473,10 +455,13 @@ fn call(lua: &Lua, keys: &State, args: &[LuaValue]) -> mlua::Result<LuaValue> {
     let args: Vec<&[u8]> = command.iter().map(Vec::as_slice).collect();
     let mut keys = keys.lock().unwrap();
     keys.commands.push(command.clone());
-    if let Some(error) = keys.refusal_of(args[0]) {
+    let status = |name: &str, text: &str| {
         let reply = lua.create_table()?;
-        reply.set("err", error)?;
-        return Ok(LuaValue::Table(reply));
+        reply.set(name, text)?;
+        mlua::Result::Ok(LuaValue::Table(reply))
+    };
+    if let Some(error) = keys.refusal_of(args[0]) {
+        return status("err", &error);
     }
     match args[..] {
         [b"TIME"] => {
@@ -485,9 +470,7 @@ fn call(lua: &Lua, keys: &State, args: &[LuaValue]) -> mlua::Result<LuaValue> {
             Ok(LuaValue::Table(lua.create_sequence_from(parts)?))
         }
         [b"GET" | b"GETRANGE" | b"ZCOUNT", key, ..] if keys.of_wrong_type.contains(key) => {
-            let error = lua.create_table()?;
-            error.set("err", "WRONGTYPE Operation against a key")?;
-            Ok(LuaValue::Table(error))
+            status("err", "WRONGTYPE Operation against a key")
         }
         [b"GET", key] => Ok(match keys.get(key) {
             Some((value, _)) => LuaValue::String(lua.create_string(value)?),
@@ -514,17 +497,13 @@ fn call(lua: &Lua, keys: &State, args: &[LuaValue]) -> mlua::Result<LuaValue> {
             assert!(ttl > 0);
             let gone = keys.now_ms + ttl;
             keys.values.insert(key.into(), (value.into(), gone));
-            let reply = lua.create_table()?;
-            reply.set("ok", "OK")?;
-            Ok(LuaValue::Table(reply))
+            status("ok", "OK")
         }
         [b"SET", key, value, b"PXAT", gone] => {
             let gone = number(gone);
             assert!(gone > keys.now_ms);
             keys.values.insert(key.into(), (value.into(), gone));
-            let reply = lua.create_table()?;
-            reply.set("ok", "OK")?;
-            Ok(LuaValue::Table(reply))
+            status("ok", "OK")
         }
         [b"SETRANGE", key, at, part] => {
             let (value, _) = keys.values.get_mut(key).expect("there is a value");
@@ -535,9 +514,7 @@ fn call(lua: &Lua, keys: &State, args: &[LuaValue]) -> mlua::Result<LuaValue> {
         [b"SET", key, value, b"KEEPTTL"] => {
             let gone = keys.get(key).expect("there is no TTL to keep").1;
             keys.values.insert(key.into(), (value.into(), gone));
-            let reply = lua.create_table()?;
-            reply.set("ok", "OK")?;
-            Ok(LuaValue::Table(reply))
+            status("ok", "OK")
         }
         [b"DEL", key] => {
             keys.values.remove(key);

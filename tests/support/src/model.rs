@@ -30,11 +30,7 @@ pub struct Model<'a> {
 impl<'a> Model<'a> {
     pub fn new(history: &'a History) -> Self {
         Self {
-            policies: history
-                .policies
-                .iter()
-                .map(|versions| &versions[0])
-                .collect(),
+            policies: history.policies.iter().map(|it| &it[0]).collect(),
             charged: HashMap::new(),
             poured: HashMap::new(),
             open: Vec::new(),
@@ -65,14 +61,12 @@ impl<'a> Model<'a> {
                 Some(self.hold(now, held, |_| 0))
             }
             Act::Reset(policy, key) => {
-                self.charged
-                    .retain(|(of, whose, _), _| (of, whose) != (policy, key));
-                self.poured
-                    .retain(|(of, whose, _), _| (of, whose) != (policy, key));
+                let is_it = |of: &usize, whose: &usize| (of, whose) == (policy, key);
+                self.charged.retain(|(of, whose, _), _| !is_it(of, whose));
+                self.poured.retain(|(of, whose, _), _| !is_it(of, whose));
                 let taken = self.taken.iter_mut();
-                taken
-                    .filter(|((of, whose, _), _)| (of, whose) == (policy, key))
-                    .for_each(|taken| taken.1 = 0);
+                let taken = taken.filter(|((of, whose, _), _)| is_it(of, whose));
+                taken.for_each(|taken| taken.1 = 0);
                 None
             }
             other => panic!("the model does not know {other:?}"),
@@ -84,9 +78,8 @@ impl<'a> Model<'a> {
         let charged = self.charged.get(&(policy, key, rule)).into_iter().flatten();
         let rule = &self.policies[policy].rules()[rule];
         let mut steps = std::collections::BTreeMap::new();
-        for (step, units) in
-            charged.filter(|(step, units)| *units > 0 && release(rule, *step) > now)
-        {
+        let counts = |it: &&(u64, u64)| it.1 > 0 && release(rule, it.0) > now;
+        for (step, units) in charged.filter(counts) {
             *steps.entry(release(rule, *step)).or_default() += u128::from(*units);
         }
         steps.into_iter().collect()
@@ -142,9 +135,8 @@ impl<'a> Model<'a> {
         let mut worst: Option<Denied> = None;
         for (charge, &(policy, key, cost)) in charges.iter().enumerate() {
             for (index, rule) in self.policies[policy].rules().iter().enumerate() {
-                let fits = |at| {
-                    self.used(at, policy, key, index) + u128::from(cost) <= rule.limit().into()
-                };
+                let used = |at| self.used(at, policy, key, index);
+                let fits = |at| used(at) + u128::from(cost) <= rule.limit().into();
                 if fits(now) {
                     continue;
                 }
@@ -212,11 +204,9 @@ impl<'a> Model<'a> {
                 } else {
                     self.releases(policy, key, index).into_iter().max()
                 };
+                let remaining = u128::from(rule.limit()).saturating_sub(used);
                 Left {
-                    remaining: u128::from(rule.limit())
-                        .saturating_sub(used)
-                        .try_into()
-                        .unwrap(),
+                    remaining: remaining.try_into().unwrap(),
                     reset_after_ms: last.unwrap_or(0).saturating_sub(now),
                 }
             });
@@ -267,17 +257,13 @@ impl<'a> Model<'a> {
 
     fn releases(&self, policy: usize, key: usize, rule: usize) -> Vec<u64> {
         if self.policies[policy].rules()[rule].is_concurrency() {
-            return self
-                .slots(policy, key)
-                .map(|(_, expires)| expires)
-                .collect();
+            let slots = self.slots(policy, key);
+            return slots.map(|(_, expires)| expires).collect();
         }
         let charged = self.charged.get(&(policy, key, rule)).into_iter().flatten();
         let rule = &self.policies[policy].rules()[rule];
-        charged
-            .filter(|(_, units)| *units > 0)
-            .map(|(step, _)| release(rule, *step))
-            .collect()
+        let counting = charged.filter(|(_, units)| *units > 0);
+        counting.map(|(step, _)| release(rule, *step)).collect()
     }
 }
 

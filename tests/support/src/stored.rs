@@ -42,17 +42,13 @@ pub async fn has_the_steps_of_the_model(
                 for (rule_index, rule) in versions[0].rules().iter().enumerate() {
                     let section = value.as_ref().and_then(|value| value.section(rule));
                     let steps = section.map_or(Vec::new(), |section| section.steps(now_ms));
-                    let read: Vec<(u64, u128)> = steps
-                        .iter()
-                        .map(|step| (step.release_ms, step.units.into()))
-                        .collect();
+                    let read = steps.iter().map(|it| (it.release_ms, it.units.into()));
+                    let read: Vec<(u64, u128)> = read.collect();
                     let right = model.counting(now_ms, policy, key, rule_index);
                     assert_eq!(read, right, "step {index} at {now_ms}: {step:?}: {rule}");
                     let used = section.map_or(0, |section| section.used(now_ms));
-                    assert_eq!(
-                        u128::from(used),
-                        model.used(now_ms, policy, key, rule_index)
-                    );
+                    let right = model.used(now_ms, policy, key, rule_index);
+                    assert_eq!(u128::from(used), right);
                 }
             }
         }
@@ -73,11 +69,8 @@ pub async fn answers_as_the_memory_store(
     for (index, step) in history.steps.iter().enumerate() {
         move_clock(clock, step.gap_ms);
         let now_ms = clock.now_ms();
-        let outcomes = (
-            players.0.play(&step.act).await,
-            players.1.play(&step.act).await,
-        );
-        assert_eq!(outcomes.0, outcomes.1);
+        let outcome = players.0.play(&step.act).await;
+        assert_eq!(outcome, players.1.play(&step.act).await);
         for policy in history.policies.iter().flatten() {
             for key in 0..KEYS {
                 let value = value(&inspector, policy.name(), key).await;
@@ -86,10 +79,7 @@ pub async fn answers_as_the_memory_store(
                         let latest = section.newest_end_ms() + FOR_EVER_MS;
                         let release = section.reset_at_ms(now_ms).min(latest);
                         let slack = value.expires_ms().checked_sub(release);
-                        assert!(
-                            slack.is_some(),
-                            "step {index} at {now_ms}: {step:?}: {release}"
-                        );
+                        assert!(slack.is_some(), "step {index} at {now_ms}: {release}");
                     }
                 }
                 for cost in [0, 1, 2, 5, 17, 100, 70_000, 1 << 34, 1 << 52] {
@@ -100,11 +90,9 @@ pub async fn answers_as_the_memory_store(
                         continue; // asking would charge
                     }
                     let right = memory.check(&check).await.unwrap();
-                    assert_eq!(
-                        Outcome::from(&said),
-                        Outcome::from(&right),
-                        "step {index} at {now_ms}: {step:?}: {policy} for {cost}"
-                    );
+                    let (said, right) = (Outcome::from(&said), Outcome::from(&right));
+                    let what = format!("step {index} at {now_ms}: {policy} for {cost}");
+                    assert_eq!(said, right, "{what}: {step:?}");
                 }
             }
         }
@@ -181,7 +169,8 @@ impl Layout {
             let first_byte = usize::try_from(number(usize::from(length > 0))).unwrap();
             number(length.saturating_sub(1));
             if length > 0 {
-                let size = if places <= 256 {
+                let is_narrow = places <= 256;
+                let size = if is_narrow {
                     length / places
                 } else {
                     first_byte
@@ -264,10 +253,8 @@ pub fn assert_written(
         let rule = section.rule(0);
         let may_be_ahead = rule.refill().is_some() || rule.in_calendar().is_some();
         let is_ahead = may_be_ahead && newest_ms > now_ms;
-        assert!(
-            is_ahead || section.used(now_ms) > 0,
-            "it counts no longer at {now_ms}: {section:?}"
-        );
+        let counts = is_ahead || section.used(now_ms) > 0;
+        assert!(counts, "no longer at {now_ms}: {section:?}");
         let times = Times::of(section, used, newest_ms, now_ms);
         *due_ms = times.due_ms.min(*due_ms);
         since_ms = times.start_ms.max(since_ms);
@@ -280,10 +267,8 @@ pub fn assert_written(
     let size = if layout.mark % 2 == 0 { 2 } else { 7 };
     assert!(layout.mark == 0 || layout.sizes.values().all(|it| it.0 == size));
     for (size, used) in layout.sizes.values() {
-        assert!(
-            *size == 7 || *size == 2 && *used < 1 << 16,
-            "{size}: {used}"
-        );
+        let fits = *size == 7 || *size == 2 && *used < 1 << 16;
+        assert!(fits, "{size}: {used}");
     }
     assert!(release_ms > now_ms, "nothing counts");
     let slack_ms = layout.expires_ms.checked_sub(release_ms).unwrap();
@@ -296,10 +281,8 @@ pub fn assert_written(
         Some(0..=A_MINUTE_MS) => vec![expired_ms],
         _ => windows.iter().map(|it| release_ms + it).collect(),
     };
-    assert!(
-        expiries.contains(&layout.expires_ms),
-        "{slack_ms}: {expiries:?}"
-    );
+    let is_right = expiries.contains(&layout.expires_ms);
+    assert!(is_right, "{slack_ms}: {expiries:?}");
 }
 
 /// The script has written a value in the place of this one: entries are wide only if they have to be, or were.

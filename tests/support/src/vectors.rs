@@ -139,10 +139,7 @@ async fn replay_folder<S: Store>(folder: &Path, new: impl AsyncFn() -> (S, Manua
     let entries = fs::read_dir(folder).unwrap_or_else(|error| panic!("{folder:?}: {error}"));
     let mut replayed = 0;
     for path in entries.map(|entry| entry.unwrap().path()) {
-        if path
-            .extension()
-            .is_some_and(|extension| extension == "json")
-        {
+        if path.extension().is_some_and(|it| it == "json") {
             let (store, clock) = new().await;
             let file: File = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
             let name = path.display().to_string();
@@ -165,12 +162,9 @@ async fn replay(store: &dyn Store, clock: &ManualClock, file: &File, name: &str)
         if let Some(key) = &step.unblock {
             store.unblock(&key_of(key)).await.unwrap();
         } else if let Some(key) = &step.block {
-            let until = step.until();
-            let block = store.block(
-                &key_of(key),
-                super::blocks::request(until, by(step.by.as_deref().unwrap())),
-            );
-            let block = block.await.unwrap();
+            let by = by(step.by.as_deref().unwrap());
+            let request = super::blocks::request(step.until(), by);
+            let block = store.block(&key_of(key), request).await.unwrap();
             match &step.holds {
                 Some(holds) => assert_eq!(block, holds.block(), "{at}"),
                 None => assert!(block.until_ms().unwrap() <= step.at_ms, "{at}"),
@@ -198,10 +192,8 @@ async fn replay(store: &dyn Store, clock: &ManualClock, file: &File, name: &str)
             }
             assert_eq!(left, expected(&step.expect).usage, "{at}");
             assert_eq!(of, expected_names(&step.expect), "{at}");
-            assert!(
-                step.expect.renewed.as_ref().is_none_or(|it| *it == held),
-                "{at}"
-            );
+            let renewed = step.expect.renewed.as_ref();
+            assert!(renewed.is_none_or(|it| *it == held), "{at}");
         } else if let Some(count) = step.fill {
             let decisions = fill(store, step.check(&policies), count).await;
             assert_eq!(decisions.len(), step.expect.decisions.len(), "{at}");
@@ -296,15 +288,11 @@ impl RuleText {
 impl Step {
     fn check(&self, policies: &BTreeMap<&str, Policy>) -> Check {
         let charge =
-            |text: &ChargeText, policy: &Policy| Charge::new(policy, key_of(&text.key), text.cost);
-        let charges = self
-            .charges
-            .iter()
-            .map(|it| charge(it, &policies[&*it.policy]));
-        let shadows = self
-            .shadows
-            .iter()
-            .map(|it| charge(it, &policies[&*it.policy].clone().shadow()));
+            |policy: &Policy, it: &ChargeText| Charge::new(policy, key_of(&it.key), it.cost);
+        let of = |it: &ChargeText| &policies[&*it.policy];
+        let charges = self.charges.iter().map(|it| charge(of(it), it));
+        let shadows = self.shadows.iter();
+        let shadows = shadows.map(|it| charge(&of(it).clone().shadow(), it));
         let check = Check::new(charges.chain(shadows)).unwrap();
         enforcing(check, self.enforces_blocks)
     }
@@ -367,14 +355,11 @@ fn expected(expect: &Expect) -> Outcome {
 
 fn names(usage: &Usage) -> Vec<(String, Vec<u8>)> {
     let charges = usage.check().charges().iter();
-    charges
-        .map(|charge| (charge.policy().name().into(), charge.key().value().into()))
-        .collect()
+    let name = |it: &Charge| (it.policy().name().into(), it.key().value().into());
+    charges.map(name).collect()
 }
 
 fn expected_names(expect: &Expect) -> Vec<(String, Vec<u8>)> {
-    let charges = expect.usage.iter();
-    charges
-        .map(|usage| (usage.policy.clone(), usage.key.clone().into_bytes()))
-        .collect()
+    let name = |it: &UsageText| (it.policy.clone(), it.key.clone().into_bytes());
+    expect.usage.iter().map(name).collect()
 }
