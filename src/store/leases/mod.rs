@@ -50,6 +50,7 @@ const MAX_TOGETHER: usize = 256;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A layer that answers most checks of hot identities without a call of the store; cheap to clone.
+///
 #[doc = concat!(include_str!("../../../docs/links.md"), include_str!("../../../docs/guide/leases.md"))]
 #[derive(Clone)]
 pub struct Leases {
