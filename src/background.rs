@@ -168,8 +168,8 @@ impl BackRoom {
     }
 }
 
-/// Lets work go on in the thread that has begun in a runtime.
-#[cfg(feature = "cluster")]
+/// Lets work go on in the thread that has begun in a runtime, or begins it there.
+#[cfg(feature = "redis")]
 pub(crate) fn spawn(work: impl Future<Output = ()> + Send + 'static) {
     Arc::<BackRoom>::default().spawn(work);
 }

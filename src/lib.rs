@@ -55,6 +55,7 @@
 //! | which clients use up a shared limit | [`contributors`] |
 //! | which identities are denied, and how often | [`denials`] |
 //! | the data in Redis, and how to set up the server | [`store::redis`], [`store::redis::deployment`] |
+//! | Redis in a cloud, with passwords that expire; what a deploy does to counts | [`store::redis::clouds`], [`store::redis::deploys`] |
 //! | the logs and metrics of a service | [`observe`] |
 //! | how to make requests cheaper under load and under attack | [`under_load`] |
 //! | how a limited service is tested | [`middleware::testing`] |
@@ -200,7 +201,7 @@ pub use extract::{ForwardedIp, Header, KeyExtractor, PeerIp};
 pub use limiter::Limiter;
 pub use middleware::RateLimitLayer;
 #[cfg(feature = "redis")]
-pub use store::redis::RedisStore;
+pub use store::redis::{Credentials, RedisServer, RedisStore};
 pub use store::{MemoryStore, Store};
 
 /// The README's code, compiled as a documentation test.

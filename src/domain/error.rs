@@ -274,6 +274,9 @@ struct Details {
     source: Option<Arc<dyn Error + Send + Sync>>,
 }
 
+/// The code of a source of credentials that gives none, which may be over soon.
+pub(crate) const NO_CREDENTIALS: &str = "NOCREDENTIALS";
+
 /// The longest code of an error reply that is kept.
 const MAX_CODE: usize = 24;
 
@@ -410,7 +413,8 @@ impl StoreError {
     }
 
     /// Returns the code of the server's error reply, for instance `OOM` or `NOPERM`: 1 to 24 upper-case ASCII letters.
-    /// `None` when the server did not reply with an error.
+    /// `None` when the server did not reply with an error. `NOCREDENTIALS` if a source of credentials gave none that the
+    /// server accepts.
     #[must_use]
     pub fn code(&self) -> Option<&str> {
         self.details.as_ref()?.code.as_deref()

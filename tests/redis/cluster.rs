@@ -824,3 +824,36 @@ async fn callers_share_calls_of_one_slot_and_wait_for_those_of_no_other() {
     let calls = node.calls("evalsha") - before;
     assert!((3..=10).contains(&calls), "{calls}");
 }
+
+#[tokio::test]
+async fn nodes_are_found_by_each_kind_of_endpoint() {
+    let cluster = Cluster::start(NEVER);
+    if cluster.nodes[0].version() < 7 {
+        return; // which knows addresses alone
+    }
+    let set = |setting: &str| {
+        for node in &cluster.nodes {
+            node.run::<()>(&format!("CONFIG SET {setting}"));
+        }
+    };
+    for (kind, hostname, named) in [
+        ("ip", "", "127.0.0.1"),
+        ("hostname", "", "\"?\""), // no name is known
+        ("hostname", "localhost", "localhost"),
+        ("unknown-endpoint", "", "nil"),
+    ] {
+        set(&format!("cluster-announce-hostname {hostname}"));
+        set(&format!("cluster-preferred-endpoint-type {kind}"));
+        wait("all nodes name each other so", || {
+            let is_so = |node: &Server| {
+                format!("{:?}", node.run::<redis::Value>("CLUSTER SLOTS"))
+                    .matches(named)
+                    .count()
+                    >= 6
+            };
+            cluster.nodes[..3].iter().all(is_so)
+        });
+        let store = RedisStore::cluster([cluster.nodes[0].url()]).await;
+        store.unwrap().ping().await.expect(kind);
+    }
+}

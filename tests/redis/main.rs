@@ -1,12 +1,14 @@
 //! Tests with real Redis servers, clusters, sentinels and twemproxies, and with the examples, which they start.
 
 mod acl;
+mod addresses_tls;
 mod blocks;
 mod calendar;
 mod cluster;
 mod composed;
 mod connections;
 mod contract;
+mod credentials;
 mod examples;
 mod first_of;
 mod footprint;

@@ -35,7 +35,7 @@ use crate::{
         charge::Charge,
         check::Check,
         decision::{Blocked, Decision},
-        error::{StoreError, StoreErrorKind},
+        error::{NO_CREDENTIALS, StoreError, StoreErrorKind},
         key::Key,
     },
     observe::{CallKind, Timing},
@@ -356,9 +356,10 @@ pub(super) fn waits_after(limiter: &Limiter, resolution: &Resolution, rest: Dura
 }
 
 /// Whether the store may decide the same check later.
-const fn is_passing(error: &StoreError) -> bool {
+fn is_passing(error: &StoreError) -> bool {
     use StoreErrorKind::{CircuitOpen, Refused, Timeout, Unavailable};
-    matches!(error.kind(), Timeout | Unavailable | Refused | CircuitOpen)
+    let is_outage = matches!(error.kind(), Timeout | Unavailable | Refused | CircuitOpen);
+    is_outage || error.code() == Some(NO_CREDENTIALS)
 }
 
 /// How many callers may ask at the same time after this answer: as many as the rest would admit, or all if a store that

@@ -7,20 +7,22 @@ use tokio::time::{Instant, timeout_at};
 
 #[cfg(feature = "cluster")]
 use super::cluster::Cluster;
+#[cfg(any(feature = "cluster", feature = "sentinel"))]
+use super::connection::BAD_URL;
 #[cfg(feature = "sentinel")]
 use super::connection::Sentinels;
 #[cfg(feature = "manual-clock")]
 use super::transport::TestConnection;
 use super::{
     IN_FLIGHT, RedisStore,
-    connection::{BAD_URL, ReconnectingConnection, RedisServer, Source, client, within},
+    connection::{ReconnectingConnection, RedisServer, Source, Target, within},
     error::store_error,
     transport::Transport,
 };
 use crate::domain::error::StoreError;
 
 /// The timeout of the constructors that wait for a server.
-const GREETING_TIMEOUT: Duration = Duration::from_secs(1);
+pub(super) const GREETING_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// # Making one
 ///
@@ -55,7 +57,7 @@ impl RedisStore {
     ///
     /// If the URL is invalid.
     pub fn connect_lazy(server: impl Into<RedisServer>) -> Result<Self, StoreError> {
-        Ok(Self::from_source(client_of(server)?))
+        Ok(Self::from_source(server.into().target()?))
     }
 
     /// Connects to the primary of this name, by asking these sentinels for it: see
@@ -96,16 +98,12 @@ impl RedisStore {
         sentinels: impl IntoIterator<Item: Into<RedisServer>>,
         primary: impl Into<RedisServer>,
     ) -> Result<Self, StoreError> {
-        let sentinels = clients(sentinels)?.into_iter();
-        let sentinels = sentinels.map(|it| ReconnectingConnection::new(Arc::new(it)));
-        let sentinels = Sentinels::new(sentinels.collect(), primary.into())?;
-        Ok(Self::over(
-            move || {
-                let sentinels = sentinels.fresh();
-                Transport::Server(ReconnectingConnection::new(Arc::new(sentinels)))
-            },
-            IN_FLIGHT,
-        ))
+        let (sentinels, primary) = (targets(sentinels)?, primary.into().primary()?);
+        let make = move || {
+            let sentinels = Sentinels::new(&sentinels, &primary);
+            Transport::Server(ReconnectingConnection::new(Arc::new(sentinels)))
+        };
+        Ok(Self::over(make, IN_FLIGHT))
     }
 
     pub(super) fn from_source(source: impl Source) -> Self {
@@ -140,8 +138,11 @@ impl RedisStore {
     pub fn connect_lazy_cluster(
         nodes: impl IntoIterator<Item: Into<RedisServer>>,
     ) -> Result<Self, StoreError> {
-        let cluster = Cluster::new(&clients(nodes)?).map_err(|_| BAD_URL)?;
-        let make = move || Transport::Cluster(Arc::new(cluster.fresh()));
+        let nodes = targets(nodes)?;
+        if nodes.iter().any(|node| node.host().is_empty()) {
+            return Err(BAD_URL);
+        }
+        let make = move || Transport::Cluster(Arc::new(Cluster::new(&nodes)));
         Ok(Self::over(make, IN_FLIGHT))
     }
 
@@ -157,12 +158,10 @@ impl RedisStore {
 }
 
 #[cfg(any(feature = "cluster", feature = "sentinel"))]
-fn clients(servers: impl IntoIterator<Item: Into<RedisServer>>) -> Result<Vec<Client>, StoreError> {
-    servers.into_iter().map(client_of).collect()
-}
-
-fn client_of(server: impl Into<RedisServer>) -> Result<Client, StoreError> {
-    client(server.into().info()?).map_err(|_| BAD_URL)
+fn targets(servers: impl IntoIterator<Item: Into<RedisServer>>) -> Result<Vec<Target>, StoreError> {
+    let servers = servers.into_iter().map(Into::into);
+    let targets: Vec<_> = servers.map(RedisServer::target).collect::<Result<_, _>>()?;
+    (!targets.is_empty()).then_some(targets).ok_or(BAD_URL)
 }
 
 async fn greeted(store: RedisStore) -> Result<RedisStore, StoreError> {
@@ -179,8 +178,7 @@ async fn greeted(store: RedisStore) -> Result<RedisStore, StoreError> {
 /// closes the connection.
 impl From<Client> for RedisStore {
     fn from(own: Client) -> Self {
-        let client = client(own.get_connection_info().clone()).unwrap_or(own);
-        Self::from_source(client)
+        Self::from_source(Target::from(own.get_connection_info().clone()))
     }
 }
 

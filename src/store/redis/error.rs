@@ -5,7 +5,7 @@ use std::{error::Error, fmt, io, sync::Arc};
 use redis::{ErrorKind, RedisError};
 
 use crate::{
-    domain::error::{StoreError, StoreErrorKind},
+    domain::error::{NO_CREDENTIALS, StoreError, StoreErrorKind},
     warning,
 };
 
@@ -45,8 +45,9 @@ pub(super) fn reply_error(error: &RedisError) -> StoreError {
 enum Cause {
     Io(io::ErrorKind),
     Redis(ErrorKind),
-    /// A command that the user has no right to run, or that the server does not offer.
-    Command(String),
+    /// A command that the user has no right to run, or that the server does not offer; or the words of a source of
+    /// credentials.
+    Text(String),
     /// A wrong user or password.
     Authentication,
 }
@@ -54,12 +55,15 @@ enum Cause {
 impl Cause {
     fn of(error: &RedisError) -> Self {
         if let Some(command) = missing_right(error) {
-            return Self::Command(format!("the right `+{command}` is missing"));
+            return Self::Text(format!("the right `+{command}` is missing"));
         }
         if code(error) == Some(FORBIDDEN) {
             let command = error.detail().and_then(quoted);
             let command = command.map(|command| format!("the command `{command}`"));
-            return Self::Command(command.unwrap_or_else(|| CALLED.to_owned()));
+            return Self::Text(command.unwrap_or_else(|| CALLED.to_owned()));
+        }
+        if let (Some(NO_CREDENTIALS), Some(text)) = (code(error), error.detail()) {
+            return Self::Text(text.to_owned());
         }
         let refused = matches!(code(error), Some("NOAUTH" | "WRONGPASS"));
         if refused || error.kind() == ErrorKind::AuthenticationFailed {
@@ -88,7 +92,7 @@ impl fmt::Display for Cause {
             }
             Self::Authentication => f.write_str("the authentication failed"),
             Self::Redis(kind) => write!(f, "{kind:?}"),
-            Self::Command(command) => f.write_str(command),
+            Self::Text(text) => f.write_str(text),
         }
     }
 }
@@ -100,6 +104,12 @@ pub(super) fn within_script(text: &str) -> RedisError {
     let (code, detail) = text.split_once(' ').unwrap_or((text, ""));
     redis::make_extension_error(code.into(), Some(detail.into()))
 }
+
+/// The error of a source of credentials, with this text.
+pub(super) fn no_credentials(text: String) -> RedisError {
+    redis::make_extension_error(NO_CREDENTIALS.into(), Some(text))
+}
+
 const CALLED: &str = "one that the script calls: `TIME`, `EXISTS`, `GET`, `GETRANGE`, `SET`, `SETRANGE`, `PEXPIREAT`, `DEL`, or one for slots";
 
 /// The code of an error reply. Redis 6.2 hides that of an error within a script behind an `ERR`:
@@ -220,7 +230,7 @@ const UNKNOWN: &str = "the Redis server answered with an error";
 /// moment, is not the one for these keys, knows no user, or takes no write (it refuses only the first write of a script for
 /// these reasons; `NOPERM` may also refuse a later one); and the text.
 #[rustfmt::skip]
-const CODES: [(&str, StoreErrorKind, bool, &str); 28] = {
+const CODES: [(&str, StoreErrorKind, bool, &str); 29] = {
     use StoreErrorKind::{AccessDenied, Protocol, Refused, Unavailable};
     [
         ("LOADING", Refused, true, "the Redis server is loading its data"),
@@ -247,6 +257,7 @@ const CODES: [(&str, StoreErrorKind, bool, &str); 28] = {
         ("NOPERM", AccessDenied, false, "the Redis user lacks rights that this store needs"),
         ("NOCLUSTER", AccessDenied, false, "the Redis server is not of a cluster"),
         (FORBIDDEN, AccessDenied, false, "the Redis server forbids a command that this store needs"),
+        (NO_CREDENTIALS, AccessDenied, false, "the source of credentials gives none that the server accepts"),
         ("CROSSSLOT", Protocol, true, "the keys of one call are in different slots of the Redis cluster"),
         ("WRONGTYPE", Protocol, false, "a key holds a value of another type, not written by this crate"),
         ("NOSCRIPT", Protocol, false, "the Redis server does not keep the script"),
@@ -307,6 +318,12 @@ pub(super) fn needs_another_connection(error: &RedisError) -> bool {
 /// Whether this answer to the first command of a connection means that the server does not let the connection in.
 pub(super) fn is_turned_away(error: &RedisError) -> bool {
     code(error).is_none_or(|code| matches!(code, FULL | "DENIED"))
+}
+
+/// Whether a server does not accept this user and password.
+pub(super) fn is_refusal(error: &RedisError) -> bool {
+    use StoreErrorKind::{AccessDenied, Protocol};
+    code(error).is_some_and(|code| matches!(of_server(code).0, AccessDenied | Protocol))
 }
 
 pub(super) const UNREADABLE: StoreError =

@@ -17,6 +17,16 @@ mod connect;
 mod connection;
 mod reports;
 mod shared_calls;
+pub mod clouds {
+    //! Redis as clouds run it: passwords that expire, names of certificates, and what was run.
+    //!
+    #![doc = include_str!("../../../docs/guide/clouds.md")]
+}
+pub mod deploys {
+    //! What a deploy does to counts, blocks and quotas, and how to leave.
+    //!
+    #![doc = include_str!("../../../docs/guide/deploys.md")]
+}
 pub mod deployment {
     //! How to run the server: rights, TLS, Sentinel and replication, a cluster, twemproxy.
     //!
@@ -30,6 +40,7 @@ mod execute;
 pub mod inspect;
 mod key_names;
 mod operations;
+mod ping;
 mod policies;
 #[cfg(feature = "cluster")]
 mod several_slots;
@@ -41,8 +52,7 @@ mod transport;
 mod value;
 mod wire;
 
-#[doc(hidden)] // The argument of the constructors, which say what converts to it.
-pub use connection::RedisServer;
+pub use connection::{Credentials, RedisServer};
 use key_names::Names;
 use shared_calls::CallQueues;
 pub(super) use shared_calls::queued::Queued;

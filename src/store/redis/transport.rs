@@ -55,7 +55,7 @@ impl Transports {
         self.is_cluster
     }
 
-    /// Makes sure that the server, or a node of the cluster, answers and accepts the credentials.
+    /// Makes sure that the server, or a primary of the cluster, answers and accepts the credentials.
     pub(super) async fn ping(&self) -> RedisResult<()> {
         self.here()?.ping().await
     }
@@ -92,7 +92,7 @@ impl Transport {
     async fn ping(&self) -> RedisResult<()> {
         #[cfg(feature = "cluster")]
         if let Self::Cluster(cluster) = self {
-            return cluster.refresh().await;
+            return cluster.reach_any().await;
         }
         let reply = self.reach(b"").await?.send(&redis::cmd("PING"), b"").await;
         match reply.and_then(|reply| reply) {

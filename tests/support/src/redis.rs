@@ -117,6 +117,18 @@ impl Server {
         connection
     }
 
+    /// The first number of the version of Redis that the server is compatible with.
+    pub fn version(&self) -> u32 {
+        let info: String = self.run("INFO server");
+        let line = info
+            .lines()
+            .find_map(|line| line.strip_prefix("redis_version:"));
+        let major = line.and_then(|version| version.split('.').next());
+        major
+            .and_then(|major| major.parse().ok())
+            .expect("a version")
+    }
+
     /// A number that `INFO section` reports.
     pub fn info(&self, section: &str, field: &str) -> u64 {
         let info: String = self.run(&format!("INFO {section}"));

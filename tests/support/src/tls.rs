@@ -6,7 +6,10 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, 
 use redis::{Client, ClientTlsConfig, TlsCertificates};
 use tempfile::TempDir;
 
-use super::redis::{Server, free_port};
+use super::{
+    redis::{Server, free_port},
+    sharing::wait,
+};
 
 /// An authority that signs certificates.
 pub struct Authority(CertifiedIssuer<'static, KeyPair>);
@@ -70,6 +73,48 @@ struct Files {
 impl TlsServer {
     /// Starts a server with this identity. With `ask_clients`, it asks for client certificates of the authority.
     pub fn start(authority: &Authority, identity: &Identity, ask_clients: bool) -> Self {
+        let ask = ["--tls-auth-clients", if ask_clients { "yes" } else { "no" }];
+        Self::with(authority, identity, &ask)
+    }
+
+    /// Starts two nodes of a cluster that name each other by address, with these identities. Each has half of the slots.
+    pub fn cluster(authority: &Authority, identities: [&Identity; 2]) -> [Self; 2] {
+        let more = [
+            "--tls-auth-clients",
+            "no",
+            "--cluster-enabled",
+            "yes",
+            "--tls-cluster",
+            "yes",
+            "--cluster-announce-ip",
+            "127.0.0.1",
+        ];
+        let nodes = identities.map(|identity| {
+            // It ends right after the start if the port between nodes is taken.
+            let mut nodes = std::iter::repeat_with(|| Self::with(authority, identity, &more));
+            nodes.find(|node| node.server.answers()).unwrap()
+        });
+        let port = nodes[1].port;
+        for (node, first) in nodes.iter().zip([0, 8_192]) {
+            let slots: String = (first..first + 8_192)
+                .map(|slot| format!(" {slot}"))
+                .collect();
+            node.server.run::<()>(&format!("CLUSTER ADDSLOTS{slots}"));
+        }
+        let () = nodes[0]
+            .server
+            .run(&format!("CLUSTER MEET 127.0.0.1 {port}"));
+        wait("both serve their slots", || {
+            let knows = |node: &Self| {
+                let info: String = node.server.run("CLUSTER INFO");
+                info.contains("cluster_state:ok") && info.contains("cluster_known_nodes:2")
+            };
+            nodes.iter().all(knows)
+        });
+        nodes
+    }
+
+    fn with(authority: &Authority, identity: &Identity, more: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let file = |name: &str, pem: &str| write(folder.path(), name, pem);
         let files = Files {
@@ -78,18 +123,18 @@ impl TlsServer {
             key: file("key.pem", &identity.key),
         };
         let port = free_port();
-        let server = Server::with(&[
+        let port_text = port.to_string();
+        let tls = [
             "--tls-port",
-            &port.to_string(),
+            &port_text,
             "--tls-ca-cert-file",
             &files.ca,
             "--tls-cert-file",
             &files.cert,
             "--tls-key-file",
             &files.key,
-            "--tls-auth-clients",
-            if ask_clients { "yes" } else { "no" },
-        ]);
+        ];
+        let server = Server::with(&[&tls[..], more].concat());
         Self {
             server,
             port,

@@ -15,16 +15,17 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use redis::{
-    Client, Cmd, ErrorKind, RedisError, RedisResult, ServerErrorKind, cluster_routing::Slot,
-};
+use redis::{Cmd, ErrorKind, RedisError, RedisResult, ServerErrorKind, cluster_routing::Slot};
 
 pub(super) use node::Node;
 use node::is_out_of_service;
 use nodes::Nodes;
 use refresh::REFRESH_PAUSE;
 
-use super::connection::{Connection, Reply, SharedAttempt};
+use super::{
+    background,
+    connection::{Connection, LOST_AFTER, Reply, SharedAttempt, Target},
+};
 
 /// How often a command is redirected before it fails. No redirect has executed the command.
 const MAX_HOPS: u32 = 16;
@@ -38,18 +39,10 @@ pub(super) struct Cluster {
 impl Cluster {
     /// Opens no connection before the first command. All nodes use the settings of the first seed: the same user, the
     /// same TLS.
-    pub(super) fn new(seeds: &[Client]) -> RedisResult<Self> {
-        Ok(Self {
-            nodes: Mutex::new(Nodes::new(seeds)?),
-            refresh: SharedAttempt::new(REFRESH_PAUSE),
-        })
-    }
-
-    /// The same for another runtime, without connections.
-    pub(super) fn fresh(&self) -> Self {
+    pub(super) fn new(seeds: &[Target]) -> Self {
         Self {
-            nodes: Mutex::new(self.nodes().fresh()),
-            refresh: SharedAttempt::new(REFRESH_PAUSE),
+            nodes: Mutex::new(Nodes::new(seeds)),
+            refresh: SharedAttempt::new(REFRESH_PAUSE, LOST_AFTER, background::spawn),
         }
     }
 
@@ -102,6 +95,9 @@ impl Cluster {
                 Err(error) => error,
             };
             asking = false;
+            if self.nodes().is_stranger(&error, &node) {
+                let _ = Box::pin(self.refresh()).await; // the node is dialled whatever became known of it
+            }
             (node, connection) = match error.kind() {
                 ErrorKind::Server(ServerErrorKind::Moved) => {
                     let named = self.nodes().moved(slot, &error, &node)?;
@@ -145,10 +141,13 @@ impl Cluster {
         Some(self.nodes().owner(slot)?.address().to_string())
     }
 
-    /// All primaries that serve hash slots in the current topology.
+    /// All primaries that serve hash slots in the current topology, of which there is at least one.
     pub(super) async fn primaries(self: &Arc<Self>) -> RedisResult<Vec<Arc<Node>>> {
         self.refresh().await?;
-        Ok(self.nodes().serving())
+        let serving = self.nodes().serving();
+        (!serving.is_empty())
+            .then_some(serving)
+            .ok_or_else(unserved)
     }
 
     fn nodes(&self) -> MutexGuard<'_, Nodes> {

@@ -1,23 +1,28 @@
 //! [`Node`]: one node of a cluster, and the topology as reported by that node.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering::Relaxed},
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
 };
 
 use redis::{
-    Client, Cmd, ConnectionAddr, ConnectionInfo, ErrorKind, FromRedisValue, RedisError,
-    RedisResult, ServerErrorKind, Value, cluster::NodeAddress,
+    Cmd, ErrorKind, FromRedisValue, RedisError, RedisResult, ServerErrorKind, Value,
+    cluster::NodeAddress,
 };
 
 use crate::store::redis::{
-    connection::{Connection, ReconnectingConnection, SingleServer},
+    connection::{Connection, ReconnectingConnection, SingleServer, Target},
     error::closed,
 };
 
 /// One node and a connection, which opens at the first use.
 pub(in crate::store::redis) struct Node {
     address: NodeAddress,
+    /// The name of its certificate, if a node gave one beside the address.
+    pub(super) name: Option<String>,
     connection: Arc<ReconnectingConnection>,
     /// Whether the latest reply suggests that the topology has changed.
     redirects: AtomicBool,
@@ -29,39 +34,17 @@ pub(super) struct Range {
     pub(super) first: u16,
     pub(super) last: u16,
     pub(super) primary: NodeAddress,
+    /// The name beside that address.
+    pub(super) name: Option<String>,
 }
 
 impl Node {
-    /// The node at this address, with the connection settings of `template`.
-    pub(super) fn new(template: &ConnectionInfo, address: NodeAddress) -> RedisResult<Arc<Self>> {
-        let (host, port) = (address.host().to_owned(), address.port());
-        let addr = match template.addr() {
-            // A node's certificate is checked in the same way as that of the seed.
-            ConnectionAddr::TcpTls {
-                insecure,
-                tls_params,
-                ..
-            } => ConnectionAddr::TcpTls {
-                host,
-                port,
-                insecure: *insecure,
-                tls_params: tls_params.clone(),
-            },
-            _ => ConnectionAddr::Tcp(host, port),
-        };
-        let client = Client::open(template.clone().set_addr(addr))?;
-        Ok(Arc::new(Self {
-            address,
-            connection: ReconnectingConnection::new(Arc::new(client)),
-            redirects: AtomicBool::new(false),
-        }))
-    }
-
-    /// The same for another runtime, without a connection.
-    pub(super) fn fresh(&self) -> Arc<Self> {
+    /// The node that is called so.
+    pub(super) fn new(address: NodeAddress, name: Option<String>, target: Target) -> Arc<Self> {
         Arc::new(Self {
-            address: self.address.clone(),
-            connection: self.connection.fresh(),
+            address,
+            name,
+            connection: ReconnectingConnection::new(Arc::new(target)),
             redirects: AtomicBool::new(false),
         })
     }
@@ -125,21 +108,32 @@ impl Node {
         Ok(ranges)
     }
 
-    /// Reads `[first, last, [host, port, …], replicas…]`.
+    /// Reads `[first, last, [host, port, id, {"hostname": …}], replicas…]`; versions before 7 give no more than an id.
     fn range(&self, mut range: Vec<Value>) -> RedisResult<Range> {
         range.truncate(3);
         let (first, last, mut primary): (u16, u16, Vec<Value>) =
             redis::from_redis_value(Value::Array(range))?;
+        let beside: HashMap<String, String> = primary
+            .get(3)
+            .and_then(|it| redis::from_redis_value(it.clone()).ok())
+            .unwrap_or_default();
         primary.truncate(2);
         let (host, port): (Option<String>, u16) = redis::from_redis_value(Value::Array(primary))?;
-        // A node that does not know its own name is called by the address that reached it.
-        let host = host.filter(|host| !host.is_empty());
-        let host = host.unwrap_or_else(|| self.address.host().to_owned());
+        let name = beside.get("hostname").filter(|name| !name.is_empty());
         Ok(Range {
             first,
             last,
-            primary: NodeAddress::new(host, port),
+            primary: NodeAddress::new(self.host_or_own(host.as_deref().unwrap_or_default()), port),
+            name: name.cloned(),
         })
+    }
+
+    /// A node that does not know its own host is called by the one that reached it.
+    pub(super) fn host_or_own<'a>(&'a self, host: &'a str) -> &'a str {
+        match host {
+            "" | "?" => self.address.host(),
+            host => host,
+        }
     }
 }
 
@@ -176,19 +170,44 @@ mod tests {
     use super::*;
 
     fn range(text: &str) -> RedisResult<String> {
-        let template = "redis://seed:7000".into_connection_info().unwrap();
-        let address = NodeAddress::new("seed", 7000);
-        let seed = Node::new(&template, address).unwrap();
+        let target = Target::from("redis://seed:7000".into_connection_info().unwrap());
+        let address = NodeAddress::try_from(target.addr()).unwrap();
+        let seed = Node::new(address, None, target);
         let value = parse_redis_value(text.replace(' ', "\r\n").as_bytes()).unwrap();
         let range = seed.range(Vec::from_redis_value(value)?)?;
-        Ok(format!("{}-{} {}", range.first, range.last, range.primary))
+        let name = range
+            .name
+            .map(|name| format!(" {name}"))
+            .unwrap_or_default();
+        let (first, last, primary) = (range.first, range.last, range.primary);
+        Ok(format!("{first}-{last} {primary}{name}"))
     }
 
     #[test]
     fn a_node_that_does_not_know_its_name_has_the_one_that_it_was_reached_by() {
-        for (host, named) in [("$4 node", "node"), ("$0 ", "seed"), ("$-1", "seed")] {
+        for (host, named) in [
+            ("$4 node", "node"),
+            ("$0 ", "seed"),
+            ("$1 ?", "seed"),
+            ("$-1", "seed"),
+        ] {
             let text = format!("*3 :0 :9 *3 {host} :7001 $2 id ");
             assert_eq!(range(&text).unwrap(), format!("0-9 {named}:7001"));
+        }
+    }
+
+    #[test]
+    fn the_name_beside_an_address_is_found_in_both_protocols() {
+        for (beside, name) in [
+            ("*0", ""),
+            ("*2 $8 hostname $4 node", " node"),
+            ("*4 $2 ip $4 ::ff $8 hostname $4 node", " node"),
+            ("%1 $8 hostname $4 node", " node"),
+            ("*2 $8 hostname $0 ", ""),
+            (":7", ""),
+        ] {
+            let text = format!("*3 :0 :9 *4 $4 host :7001 $2 id {beside} ");
+            assert_eq!(range(&text).unwrap(), format!("0-9 host:7001{name}"));
         }
     }
 

@@ -6,17 +6,15 @@ use std::{
     sync::Arc,
 };
 
-use redis::{
-    Client, ConnectionInfo, ErrorKind, RedisError, RedisResult, cluster::NodeAddress,
-    cluster_routing::Slot,
-};
+use redis::{ConnectionAddr, RedisError, RedisResult, cluster::NodeAddress, cluster_routing::Slot};
 
 use super::node::{Node, Range};
+use crate::store::redis::connection::Target;
 
 /// The known nodes and hash slots of a cluster.
 pub(super) struct Nodes {
     /// Connection settings for every node; only the address differs.
-    template: ConnectionInfo,
+    template: Target,
     seeds: Vec<Arc<Node>>,
     by_address: HashMap<NodeAddress, Arc<Node>>,
     owners: Owners,
@@ -28,30 +26,18 @@ pub(super) struct Nodes {
 pub(super) type Owners = HashMap<Slot, Arc<Node>>;
 
 impl Nodes {
-    pub(super) fn new(seeds: &[Client]) -> RedisResult<Self> {
-        let Some(first) = seeds.first() else {
-            let problem = "a cluster needs at least one node";
-            return Err((ErrorKind::InvalidClientConfig, problem).into());
+    /// # Panics
+    ///
+    /// Without seeds.
+    pub(super) fn new(seeds: &[Target]) -> Self {
+        let seed = |seed: &Target| {
+            let address = NodeAddress::try_from(seed.addr()).ok()?;
+            let target = seeds[0].at(address.host().to_owned(), address.port());
+            Some(Node::new(address, None, target))
         };
-        let template = first.get_connection_info().clone();
-        let node = |seed: &Client| {
-            let address = NodeAddress::try_from(seed.get_connection_info().addr())?;
-            Node::new(&template, address)
-        };
-        Ok(Self {
-            seeds: seeds.iter().map(node).collect::<RedisResult<_>>()?,
-            template,
-            by_address: HashMap::new(),
-            owners: Owners::new(),
-            ranges: Vec::new(),
-        })
-    }
-
-    /// The same for another runtime, as at first.
-    pub(super) fn fresh(&self) -> Self {
         Self {
-            seeds: self.seeds.iter().map(|seed| seed.fresh()).collect(),
-            template: self.template.clone(),
+            template: seeds[0].clone(),
+            seeds: seeds.iter().filter_map(seed).collect(),
             by_address: HashMap::new(),
             owners: Owners::new(),
             ranges: Vec::new(),
@@ -85,16 +71,14 @@ impl Nodes {
 
     /// The node that a redirect names.
     pub(super) fn named(&mut self, error: &RedisError, by: &Node) -> RedisResult<Arc<Node>> {
-        let (name, _) = error.redirect_node().ok_or_else(|| error.clone())?;
-        let address = match name.strip_prefix(':') {
-            None => NodeAddress::try_from(name)?,
-            // The node does not know its own name, so use the address that reached it.
-            Some(port) => NodeAddress::new(
-                by.address().host(),
-                port.parse().map_err(|_| error.clone())?,
-            ),
-        };
-        self.at(address)
+        Ok(self.at(address_in(error, by)?, None))
+    }
+
+    /// Whether a redirect names a node that has to be known first, since its certificate may have another name.
+    pub(super) fn is_stranger(&self, error: &RedisError, by: &Node) -> bool {
+        let is_tls = matches!(self.template.addr(), ConnectionAddr::TcpTls { .. });
+        let is_known = |address| self.by_address.contains_key(&address);
+        is_tls && address_in(error, by).is_ok_and(|address| !is_known(address))
     }
 
     /// The node that a redirect names. Records that node as the owner of the hash slot.
@@ -110,13 +94,18 @@ impl Nodes {
         Ok(node)
     }
 
-    fn at(&mut self, address: NodeAddress) -> RedisResult<Arc<Node>> {
-        if let Some(node) = self.by_address.get(&address) {
-            return Ok(Arc::clone(node));
+    /// The node at this address, if that is its name too.
+    fn at(&mut self, address: NodeAddress, name: Option<String>) -> Arc<Node> {
+        match self.by_address.get(&address) {
+            Some(node) if name.is_none() || node.name == name => Arc::clone(node),
+            _ => {
+                let (host, port) = (address.host(), address.port());
+                let target = self.template.named(host, port, name.as_deref());
+                let node = Node::new(address.clone(), name, target);
+                self.by_address.insert(address, Arc::clone(&node));
+                node
+            }
         }
-        let node = Node::new(&self.template, address.clone())?;
-        self.by_address.insert(address, Arc::clone(&node));
-        Ok(node)
     }
 
     /// Whether these ranges are known already.
@@ -125,9 +114,9 @@ impl Nodes {
     }
 
     /// The nodes that serve these ranges, in their order.
-    pub(super) fn primaries(&mut self, ranges: &[Range]) -> RedisResult<Vec<Arc<Node>>> {
-        let primaries = ranges.iter().map(|range| self.at(range.primary.clone()));
-        primaries.collect()
+    pub(super) fn primaries(&mut self, ranges: &[Range]) -> Vec<Arc<Node>> {
+        let at = |range: &Range| self.at(range.primary.clone(), range.name.clone());
+        ranges.iter().map(at).collect()
     }
 
     /// Installs a new topology, and forgets the nodes that serve no hash slots. Returns the old owners, to be dropped
@@ -139,6 +128,14 @@ impl Nodes {
         self.ranges = ranges;
         mem::replace(&mut self.owners, owners)
     }
+}
+
+/// The address that a redirect names.
+fn address_in(error: &RedisError, by: &Node) -> RedisResult<NodeAddress> {
+    let (name, _) = error.redirect_node().ok_or_else(|| error.clone())?;
+    let (host, port) = name.rsplit_once(':').ok_or_else(|| error.clone())?;
+    let port = port.parse().map_err(|_| error.clone())?;
+    Ok(NodeAddress::new(by.host_or_own(host), port))
 }
 
 /// The primary of each hash slot, from the ranges and their primaries. Call this outside of the lock: there are 16 384
@@ -154,13 +151,13 @@ pub(super) fn owners(ranges: &[Range], primaries: &[Arc<Node>]) -> Owners {
 
 #[cfg(test)]
 mod tests {
-    use redis::{Value, parse_redis_value};
+    use redis::{IntoConnectionInfo, Value, parse_redis_value};
 
     use super::*;
 
     fn nodes() -> Nodes {
-        let seed = Client::open("redis://seed:7000").unwrap();
-        Nodes::new(&[seed]).unwrap()
+        let seed = "redis://seed:7000".into_connection_info().unwrap();
+        Nodes::new(&[Target::from(seed)])
     }
 
     fn moved(to: &str) -> RedisError {
@@ -172,7 +169,12 @@ mod tests {
     fn a_redirect_may_leave_the_host_out() {
         let mut nodes = nodes();
         let seed = Arc::clone(&nodes.seeds[0]);
-        for (to, named) in [("node:7001", "node:7001"), (":7002", "seed:7002")] {
+        for (to, named) in [
+            ("node:7001", "node:7001"),
+            ("::1:7001", "::1:7001"),
+            (":7002", "seed:7002"),
+            ("?:7003", "seed:7003"),
+        ] {
             let node = nodes.named(&moved(to), &seed).unwrap();
             assert_eq!(*node.address(), *named);
         }
@@ -187,10 +189,11 @@ mod tests {
                 first: 0,
                 last: 9,
                 primary: NodeAddress::new("seed", 7000),
+                name: None,
             }]
         };
         assert!(!nodes.is_known(&ranges()));
-        let primaries = nodes.primaries(&ranges()).unwrap();
+        let primaries = nodes.primaries(&ranges());
         nodes.adopt(ranges(), owners(&ranges(), &primaries));
         assert!(nodes.is_known(&ranges()));
         let slot = Slot::new(7).unwrap();
@@ -210,8 +213,9 @@ mod tests {
                 first: 0,
                 last: 9,
                 primary: NodeAddress::new("node", port),
+                name: None,
             }];
-            let primaries = nodes.primaries(&ranges).unwrap();
+            let primaries = nodes.primaries(&ranges);
             let owners = owners(&ranges, &primaries);
             nodes.adopt(ranges, owners);
             let ports = nodes.by_address.keys().map(NodeAddress::port);

@@ -31,9 +31,17 @@ impl Cluster {
         .await
     }
 
+    /// Waits until a primary lets this store in.
+    pub(in crate::store::redis) async fn reach_any(self: &Arc<Self>) -> RedisResult<()> {
+        let primaries = self.primaries().await?;
+        let reached = primaries.iter().map(|node| Box::pin(node.reach()));
+        futures_util::future::select_ok(reached).await.map(drop)
+    }
+
     async fn ask_and_adopt(self: Arc<Self>) -> RedisResult<()> {
         let ranges = within(CONNECT_TIMEOUT, self.ask_for_topology()).await?;
-        self.adopt(ranges)
+        self.adopt(ranges);
+        Ok(())
     }
 
     /// Asks one node after another, without waiting long for any, and uses the first useful answer.
@@ -56,14 +64,13 @@ impl Cluster {
     }
 
     /// If nothing has changed, the lock, which all traffic takes, is held only for a comparison.
-    fn adopt(&self, ranges: Vec<Range>) -> RedisResult<()> {
+    fn adopt(&self, ranges: Vec<Range>) {
         if self.nodes().is_known(&ranges) {
-            return Ok(());
+            return;
         }
-        let primaries = self.nodes().primaries(&ranges)?;
+        let primaries = self.nodes().primaries(&ranges);
         let owners = owners(&ranges, &primaries);
         let old = self.nodes().adopt(ranges, owners);
         drop(old);
-        Ok(())
     }
 }

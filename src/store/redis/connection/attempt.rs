@@ -1,6 +1,6 @@
 //! [`SharedAttempt`]: one attempt, shared by all callers that need the result.
 
-use std::{sync::Arc, time::Duration};
+use std::{pin::Pin, sync::Arc, time::Duration};
 
 use redis::RedisResult;
 use tokio::{
@@ -8,20 +8,23 @@ use tokio::{
     time::{Instant, sleep_until, timeout_at},
 };
 
-use super::timeout::LOST_AFTER;
-use crate::store::redis::{background, error::closed};
+use crate::store::redis::error::closed;
 
 /// A caller starts an attempt only if there is none to wait for. The attempt runs in a task, so that callers can leave
 /// at their timeout without ending the attempt.
 ///
-/// The task runs in the runtime of the caller that started it. The server may be silent, so no caller waits for an
-/// attempt that is older than [`LOST_AFTER`]: the next caller starts another beside it. If the older attempt succeeds
-/// first, all callers use its result.
+/// The server may be silent, so callers wait for an attempt only while it is young: the next caller starts another beside
+/// it. If the older attempt succeeds first, all callers use its result.
 pub(in crate::store::redis) struct SharedAttempt<T> {
     latest: watch::Sender<Latest<T>>,
     /// Between the starts of two attempts.
     pause: Duration,
+    /// How long callers wait for one attempt.
+    patience: Duration,
+    spawn: fn(Work),
 }
+
+type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// The newest attempt, or the attempt with the newest outcome.
 #[derive(Debug)]
@@ -36,13 +39,22 @@ pub(in crate::store::redis) struct Latest<T> {
 
 impl<T: Clone + Send + Sync + 'static> SharedAttempt<T> {
     /// Starts no attempt yet.
-    pub(in crate::store::redis) fn new(pause: Duration) -> Arc<Self> {
+    pub(in crate::store::redis) fn new(
+        pause: Duration,
+        patience: Duration,
+        spawn: fn(Work),
+    ) -> Arc<Self> {
         let (latest, _) = watch::channel(Latest {
             started: None,
             is_repeated: false,
             outcome: None,
         });
-        Arc::new(Self { latest, pause })
+        Arc::new(Self {
+            latest,
+            pause,
+            patience,
+            spawn,
+        })
     }
 
     /// Returns the latest attempt. The returned value holds a lock until you drop it.
@@ -68,7 +80,7 @@ impl<T: Clone + Send + Sync + 'static> SharedAttempt<T> {
         self.latest.send_if_modified(|latest| {
             let goes_on = latest.started.is_some_and(|started| match &latest.outcome {
                 Some(outcome) => will_do(started, outcome),
-                None => started.elapsed() < LOST_AFTER,
+                None => started.elapsed() < self.patience,
             });
             if !goes_on {
                 let now = Instant::now();
@@ -90,12 +102,12 @@ impl<T: Clone + Send + Sync + 'static> SharedAttempt<T> {
                 started,
             };
             let work = work();
-            background::spawn(async move {
+            (self.spawn)(Box::pin(async move {
                 if started > Instant::now() {
                     sleep_until(started).await;
                 }
                 attempt.publish(work.await);
-            });
+            }));
         }
     }
 
@@ -105,7 +117,7 @@ impl<T: Clone + Send + Sync + 'static> SharedAttempt<T> {
         let mut latest = self.latest.subscribe();
         let newest = latest.borrow().started?;
         let has_ended = latest.wait_for(|latest| latest.outcome.is_some());
-        let ended = timeout_at(newest + LOST_AFTER, has_ended)
+        let ended = timeout_at(newest + self.patience, has_ended)
             .await
             .ok()?
             .ok()?;

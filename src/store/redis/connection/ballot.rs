@@ -28,12 +28,9 @@ impl Ballot {
     }
 
     pub(super) fn add(&mut self, address: Address) {
-        let known = self
-            .named
-            .iter_mut()
-            .find(|candidate| candidate.address == address);
+        let known = self.named.iter_mut().find(|it| it.address == address);
         match known {
-            Some(candidate) => candidate.votes += 1,
+            Some(known) => known.votes += 1,
             None => self.named.push(Candidate {
                 address,
                 votes: 1,

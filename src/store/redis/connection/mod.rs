@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   Source ──▶ ReconnectingConnection ──▶ Connection ──▶ server
-//!   client         replaces the              └─ ConnectionHealth: is it lost?
+//!   target         replaces the              └─ ConnectionHealth: is it lost?
 //!   sentinels      connection
 //!   pool
 //! ```
@@ -10,8 +10,8 @@
 mod attempt;
 #[cfg(feature = "sentinel")]
 mod ballot;
-mod client;
 mod health;
+mod login;
 #[cfg(feature = "bb8")]
 mod pool;
 mod reconnecting;
@@ -19,6 +19,7 @@ mod reconnecting;
 mod sentinel;
 mod server;
 mod source;
+mod target;
 mod timeout;
 
 use std::{
@@ -34,22 +35,24 @@ use redis::{
     Cmd, RedisResult, Value,
     aio::{ConnectionLike, MultiplexedConnection},
 };
-use tokio::{runtime::Handle, task::yield_now};
+use tokio::{runtime::Handle, sync::oneshot, task::yield_now};
 
 use super::background;
 use health::ConnectionHealth;
 
 #[cfg(feature = "cluster")]
 pub(super) use attempt::SharedAttempt;
-pub(super) use client::client;
+pub use login::Credentials;
 #[cfg(feature = "bb8")]
 pub(super) use pool::NO_TIMEOUT;
 pub(super) use reconnecting::{ReconnectingConnection, Reply, reconnects};
 #[cfg(feature = "sentinel")]
 pub(super) use sentinel::Sentinels;
+#[cfg(any(feature = "cluster", feature = "sentinel"))]
 pub(super) use server::BAD_URL;
 pub use server::RedisServer;
 pub(super) use source::Source;
+pub(super) use target::Target;
 #[cfg(any(feature = "cluster", feature = "manual-clock"))]
 pub(super) use timeout::LOST_AFTER;
 pub(super) use timeout::within;
@@ -78,6 +81,8 @@ pub(super) struct Connection {
     probing: AtomicBool,
     /// The runtime of the probes, because a caller may leave outside of any runtime.
     runtime: Handle,
+    /// Dropped with this: then its credentials are no longer renewed.
+    _is_kept: Option<oneshot::Sender<()>>,
 }
 
 impl Connection {
@@ -90,6 +95,7 @@ impl Connection {
             health: ConnectionHealth::new(),
             probing: AtomicBool::new(false),
             runtime: Handle::current(),
+            _is_kept: None,
         }
     }
 

@@ -55,15 +55,9 @@ impl ReconnectingConnection {
     pub(in crate::store::redis) fn new(source: Arc<dyn Source>) -> Arc<Self> {
         Arc::new(Self {
             source,
-            attempt: SharedAttempt::new(RECONNECT_PAUSE),
+            attempt: SharedAttempt::new(RECONNECT_PAUSE, LOST_AFTER, background::spawn),
             replaced: Mutex::default(),
         })
-    }
-
-    /// The same for another runtime, without a connection.
-    #[cfg(any(feature = "cluster", feature = "sentinel"))]
-    pub(in crate::store::redis) fn fresh(&self) -> Arc<Self> {
-        Self::new(Arc::clone(&self.source))
     }
 
     /// Waits for a usable connection.
@@ -102,7 +96,7 @@ impl ReconnectingConnection {
     /// Sends one command over a connection of its own: a proxy that does not know a command may close the connection.
     pub(in crate::store::redis) async fn ask_apart(&self, cmd: &Cmd) -> RedisResult<Value> {
         within(CONNECT_TIMEOUT, async {
-            let mut connection = self.source.connect().await?;
+            let mut connection = self.source.connect().await?.multiplexed;
             connection.send_packed_command(cmd).await?.extract_error()
         })
         .await
@@ -176,7 +170,7 @@ impl ReconnectingConnection {
 
     async fn connect_once(&self) -> Outcome {
         within(CONNECT_TIMEOUT, async {
-            let connection = Arc::new(Connection::new(self.source.connect().await?));
+            let connection = Arc::new(self.source.connect().await?);
             // The system accepts connections for a server that is stopped, so wait for an answer. An error reply is
             // enough, unless the server closes the connection with it.
             match connection.send(&redis::cmd("PING")).await {

@@ -7,20 +7,16 @@ use std::{
 };
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use redis::{
-    Client, Cmd, ConnectionAddr, ConnectionInfo, ErrorKind, RedisError, RedisFuture, RedisResult,
-    ServerErrorKind, Value, aio::MultiplexedConnection,
-};
+use redis::{Cmd, ErrorKind, RedisError, RedisFuture, RedisResult, ServerErrorKind, Value};
 use tokio::time::{Instant, timeout};
 
 use super::{
-    ReconnectingConnection,
+    Connection, ReconnectingConnection,
     ballot::{Address, Ballot},
-    client::prepared,
-    server::{BAD_URL, RedisServer},
     source::Source,
+    target::Target,
 };
-use crate::{domain::error::StoreError, store::redis::error::closed};
+use crate::store::redis::error::closed;
 
 /// How often the sentinels are asked whether a working primary still is the primary. A primary that was cut off from
 /// its sentinels does not know about its successor.
@@ -35,7 +31,7 @@ pub(in crate::store::redis) struct Sentinels {
     sentinels: Vec<Arc<ReconnectingConnection>>,
     question: Cmd,
     /// With the name in the place of the host.
-    primary: ConnectionInfo,
+    primary: Target,
     /// The address where the primary was found.
     found: Mutex<Option<Address>>,
     /// When to ask the sentinels again whether that is still the primary.
@@ -43,36 +39,20 @@ pub(in crate::store::redis) struct Sentinels {
 }
 
 impl Sentinels {
-    pub(in crate::store::redis) fn new(
-        sentinels: Vec<Arc<ReconnectingConnection>>,
-        primary: RedisServer,
-    ) -> Result<Arc<Self>, StoreError> {
-        let primary = prepared(primary.primary()?);
-        let name = match primary.addr() {
-            // redis-rs keeps the name of the primary where a URL has the host.
-            ConnectionAddr::Tcp(name, _) | ConnectionAddr::TcpTls { host: name, .. } => name,
-            _ => "",
+    /// The sentinels of this primary, which have its credentials for sentinels if they have none of their own.
+    pub(in crate::store::redis) fn new(sentinels: &[Target], primary: &Target) -> Arc<Self> {
+        let connection = |sentinel: &Target| {
+            let mut sentinel = sentinel.clone();
+            let own = sentinel.logins.take();
+            sentinel.logins = own.or_else(|| primary.sentinel_logins.clone());
+            ReconnectingConnection::new(Arc::new(sentinel))
         };
-        if sentinels.is_empty() || name.is_empty() {
-            return Err(BAD_URL);
-        }
         let mut question = redis::cmd("SENTINEL");
-        question.arg("GET-MASTER-ADDR-BY-NAME").arg(name);
-        Ok(Arc::new(Self {
-            sentinels,
-            question,
-            primary,
-            found: Mutex::default(),
-            next_check: Mutex::new(Instant::now() + PRIMARY_CHECK_INTERVAL),
-        }))
-    }
-
-    /// The same for another runtime, without connections.
-    pub(in crate::store::redis) fn fresh(&self) -> Arc<Self> {
+        question.arg("GET-MASTER-ADDR-BY-NAME").arg(primary.host());
         Arc::new(Self {
-            sentinels: self.sentinels.iter().map(|it| it.fresh()).collect(),
-            question: self.question.clone(),
-            primary: self.primary.clone(),
+            sentinels: sentinels.iter().map(connection).collect(),
+            question,
+            primary: primary.clone(),
             found: Mutex::default(),
             next_check: Mutex::new(Instant::now() + PRIMARY_CHECK_INTERVAL),
         })
@@ -80,7 +60,7 @@ impl Sentinels {
 }
 
 impl Source for Arc<Sentinels> {
-    fn connect(&self) -> RedisFuture<'_, MultiplexedConnection> {
+    fn connect(&self) -> RedisFuture<'_, Connection> {
         Box::pin(self.find())
     }
 
@@ -96,7 +76,7 @@ impl Source for Arc<Sentinels> {
 /// The result of asking a sentinel, or of connecting to an address.
 enum Answer {
     Named(RedisResult<Address>),
-    Visited(Address, RedisResult<MultiplexedConnection>),
+    Visited(Address, RedisResult<Connection>),
 }
 
 type Asked = Pin<Box<dyn Future<Output = Answer> + Send>>;
@@ -105,7 +85,7 @@ impl Sentinels {
     /// Asks all sentinels at once. An address is tried as soon as most sentinels name it, the other addresses when all
     /// have answered: a sentinel that is cut off together with an old primary misleads no caller while the other
     /// sentinels can be reached.
-    async fn find(self: &Arc<Self>) -> RedisResult<MultiplexedConnection> {
+    async fn find(self: &Arc<Self>) -> RedisResult<Connection> {
         let mut under_way = self.ask();
         let (mut unanswered, mut visits, mut is_late) = (self.sentinels.len(), 0, false);
         let mut ballot = Ballot::new(self.sentinels.len());
@@ -194,19 +174,12 @@ impl Sentinels {
         self.sentinels.iter().map(ask).collect()
     }
 
-    async fn log_in(&self, (host, port): &Address) -> RedisResult<MultiplexedConnection> {
-        let mut addr = self.primary.addr().clone();
-        match &mut addr {
-            ConnectionAddr::Tcp(to, at)
-            | ConnectionAddr::TcpTls {
-                host: to, port: at, ..
-            } => (*to, *at) = (host.clone(), *port),
-            _ => {}
-        }
-        let client = Client::open(self.primary.clone().set_addr(addr))?;
-        let mut connection = client.connect().await?;
+    async fn log_in(&self, (host, port): &Address) -> RedisResult<Connection> {
+        let mut connection = self.primary.named(host, *port, None).connect().await?;
         // Sentinels learn of a promotion one by one, and the old primary learns of its demotion last.
-        let role: Vec<Value> = redis::cmd("ROLE").query_async(&mut connection).await?;
+        let role: Vec<Value> = redis::cmd("ROLE")
+            .query_async(&mut connection.multiplexed)
+            .await?;
         match role.first() {
             Some(Value::BulkString(role)) if role == b"master" => Ok(connection),
             _ => Err((ServerErrorKind::ReadOnly.into(), "not a primary").into()),

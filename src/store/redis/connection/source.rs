@@ -2,15 +2,17 @@
 
 use std::pin::Pin;
 
-use redis::{AsyncConnectionConfig, RedisFuture, aio::MultiplexedConnection};
+use redis::{AsyncConnectionConfig, RedisFuture};
+
+use super::Connection;
 
 /// How many commands may wait to be written. Further callers wait for room.
 const QUEUE: usize = 1_024;
 
-/// Makes the connections of a [`ReconnectingConnection`](super::ReconnectingConnection): a client, sentinels or a pool.
+/// Makes the connections of a [`ReconnectingConnection`](super::ReconnectingConnection): a server, sentinels or a pool.
 pub(in crate::store::redis) trait Source: Send + Sync + 'static {
     /// Makes a connection. Has no timeout.
-    fn connect(&self) -> RedisFuture<'_, MultiplexedConnection>;
+    fn connect(&self) -> RedisFuture<'_, Connection>;
 
     /// Asks whether another server has replaced the one that the latest connection leads to. `None` if the source
     /// cannot know, or asked a short while ago. Called before each command.

@@ -1,0 +1,54 @@
+//! [`RedisStore::ping`]: whether each server decides, and how soon.
+
+use std::{collections::HashSet, time::Duration};
+
+use tokio::{task::JoinSet, time::Instant};
+
+use super::{RedisStore, connect::GREETING_TIMEOUT, connection::within, error::store_error};
+use crate::{
+    domain::{
+        charge::Charge, check::Check, error::StoreError, key::Key, operation::Operation,
+        policy::Policy, rule::Rule,
+    },
+    store::TIMED_OUT,
+};
+
+/// How many names are tried to find one that each primary serves: enough where one serves a single slot.
+const MOST_NAMES: u32 = 1 << 18;
+
+impl RedisStore {
+    /// Decides a check of cost 1 under a policy of its own, `ping`, at the server or at each primary of a cluster, and
+    /// returns the time that this took. Nobody is denied by it, and its keys expire after two seconds.
+    ///
+    /// Call this at the start of your service, and for alerts. A readiness probe that fails on it turns an outage of
+    /// Redis into one of the service.
+    ///
+    /// # Errors
+    ///
+    /// If a server cannot be reached, refuses the user or a command, cannot write, or does not answer within a second.
+    pub async fn ping(&self) -> Result<Duration, StoreError> {
+        let begin = Instant::now();
+        let servers = within(GREETING_TIMEOUT, self.transports.servers()).await;
+        let servers = servers.map_err(|error| store_error(&error))?.into_iter();
+        let mut left: HashSet<_> = servers.map(|it| it.address).collect();
+        let policy = Policy::new("ping", [Rule::per_second(u64::MAX >> 11)]);
+        let policy = policy.map_err(|_| StoreError::protocol("no policy"))?; // which is valid
+        let mut pings = JoinSet::new();
+        let mut numbers = 0..MOST_NAMES;
+        while !left.is_empty()
+            && let Some(number) = numbers.next()
+        {
+            let key = Key::new("ping", number.to_string());
+            let mut name = Vec::new();
+            self.names.write_start(&mut name, &key);
+            if left.remove(&self.transports.node_address(&name)) {
+                let check = Check::new([Charge::new(&policy, key, 1)])?;
+                pings.spawn(self.execute_alone(Operation::Check(check), None));
+            }
+        }
+        let answers = tokio::time::timeout_at(begin + GREETING_TIMEOUT, pings.join_all());
+        let answers = answers.await.map_err(|_| TIMED_OUT)?;
+        answers.into_iter().collect::<Result<Vec<_>, _>>()?;
+        Ok(begin.elapsed())
+    }
+}

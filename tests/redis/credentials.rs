@@ -1,0 +1,453 @@
+//! Passwords that expire: the source of credentials is asked in time, and no limit is lifted meanwhile.
+
+use std::{error::Error, fs, future::pending, path::PathBuf};
+
+use sluicegate::{Credentials, RedisServer};
+use support::{
+    sentinel::{Group, NAME, Parrot, Sentinel},
+    served::limited,
+    trace::traced_here,
+};
+use tempfile::TempDir;
+use tokio::{runtime::Builder, task::block_in_place};
+
+use crate::prelude::*;
+
+/// Between two passwords.
+const ROTATION: Duration = Duration::from_secs(2);
+
+/// The user `limiter` of some servers, who has the least rights and one password at a time.
+struct Rotating<'a> {
+    servers: Vec<&'a Server>,
+    newest: Arc<Mutex<String>>,
+    file: PathBuf,
+    asks: Arc<AtomicU32>,
+    _folder: TempDir,
+}
+
+impl<'a> Rotating<'a> {
+    fn new(servers: impl IntoIterator<Item = &'a Server>) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let rotating = Self {
+            servers: servers.into_iter().collect(),
+            newest: Arc::default(),
+            file: folder.path().join("password"),
+            asks: Arc::default(),
+            _folder: folder,
+        };
+        let rights = LEAST_RIGHTS.join(" ") + " +role +cluster|slots +asking +readonly";
+        for server in &rotating.servers {
+            server.run::<()>(&format!("ACL SETUSER limiter reset on {rights}"));
+        }
+        rotating.rotate();
+        rotating
+    }
+
+    /// Gives the user another password, and closes the user's connections.
+    fn rotate(&self) {
+        let password = format!("{:032x}", fastrand::u128(..));
+        for server in &self.servers {
+            server.run::<()>(&format!("ACL SETUSER limiter resetpass >{password}"));
+        }
+        fs::write(&self.file, format!("{password}\n")).unwrap();
+        *self.newest.lock().unwrap() = password;
+        for server in &self.servers {
+            server.run::<u64>("CLIENT KILL USER limiter");
+        }
+    }
+
+    /// A server with the newest password, from a closure or from the file.
+    fn server(&self, url: impl Into<RedisServer>, is_file: bool) -> RedisServer {
+        if is_file {
+            return url.into().password_file(&self.file);
+        }
+        let (newest, asks) = (Arc::clone(&self.newest), Arc::clone(&self.asks));
+        url.into().credentials(move || {
+            asks.fetch_add(1, Ordering::Relaxed);
+            let newest = newest.lock().unwrap().clone();
+            async { Ok::<_, Infallible>(Credentials::new("limiter", newest)) }
+        })
+    }
+
+    /// Decides without a break for these users while the password rotates so often.
+    async fn decides(&self, store: &RedisStore, users: &[String], rotations: u32) {
+        const LIMIT: u64 = 1_000;
+        let limiter = Limiter::new(store.clone()).timeout(Duration::from_millis(300));
+        let policy = api(&format!("{LIMIT}/1d"));
+        let is_over = AtomicBool::new(false);
+        let story = async |name: &String| {
+            let (mut admitted, mut decided, mut longest) = (0, Instant::now(), Duration::ZERO);
+            while !is_over.load(Ordering::Relaxed) {
+                if let Ok(decision) = limiter.check(one(&policy, name)).await {
+                    admitted += u64::from(decision.is_allowed());
+                    longest = longest.max(decided.elapsed());
+                    decided = Instant::now();
+                }
+                sleep(Duration::from_millis(1)).await;
+            }
+            (admitted, longest.max(decided.elapsed()))
+        };
+        let rotate = async {
+            for _ in 0..rotations {
+                sleep(ROTATION).await;
+                block_in_place(|| self.rotate());
+            }
+            sleep(SOON).await;
+            is_over.store(true, Ordering::Relaxed);
+        };
+        let (stories, ()) = futures::join!(join_all(users.iter().map(story)), rotate);
+        for (admitted, longest) in stories {
+            assert!(admitted <= LIMIT, "{admitted}");
+            assert!(longest < SOON, "a gap of {longest:?}");
+        }
+        assert!(store.ping().await.unwrap() < SOON);
+    }
+}
+
+fn users() -> Vec<String> {
+    [1, 2, 3, 4].map(|it| format!("bob-{it}")).to_vec()
+}
+
+async fn one_server(rotations: u32) {
+    for is_file in [false, true] {
+        let server = Server::start();
+        let rotating = Rotating::new([&server]);
+        let url = server.url().replace("//", "//limiter@");
+        let store = RedisStore::connect(rotating.server(url, is_file)).await;
+        rotating.decides(&store.unwrap(), &users(), rotations).await;
+    }
+}
+
+async fn primary_of_sentinels(rotations: u32) {
+    let group = Group::start(&[]);
+    let rotating = Rotating::new(&group.servers);
+    for is_file in [false, true] {
+        let primary = format!("redis://limiter@{NAME}");
+        let primary = rotating.server(primary, is_file);
+        let store = RedisStore::sentinel(group.urls(), primary).await.unwrap();
+        let store = store.prefix(&format!("sluicegate:{is_file}"));
+        rotating.decides(&store, &users(), rotations).await;
+    }
+}
+
+async fn cluster(rotations: u32) {
+    let cluster = Cluster::start(Duration::from_secs(60));
+    let rotating = Rotating::new(&cluster.nodes);
+    let users = [0, 1, 2].map(|primary| {
+        let mut names = (0..).map(|it| format!("bob-{it}"));
+        let at_home = |name: &String| cluster.home(&format!("user={name}")) == primary;
+        names.find(at_home).unwrap()
+    });
+    for is_file in [false, true] {
+        let urls = cluster.urls().into_iter();
+        let nodes = urls.map(|url| rotating.server(url.replace("//", "//limiter@"), is_file));
+        let store = RedisStore::cluster(nodes).await.unwrap();
+        let store = store.prefix(&format!("sluicegate:{is_file}"));
+        rotating.decides(&store, &users, rotations).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn passwords_of_one_server_rotate_under_load() {
+    one_server(3).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn passwords_of_a_primary_of_sentinels_rotate_under_load() {
+    primary_of_sentinels(3).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn passwords_of_a_cluster_rotate_under_load() {
+    cluster(3).await;
+}
+
+/// The long form: a minute for each way to give the password.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "takes six minutes"]
+async fn passwords_rotate_for_minutes() {
+    one_server(30).await;
+    primary_of_sentinels(30).await;
+    cluster(30).await;
+}
+
+/// A source of the password of `limited`, and the number of asks so far.
+fn counted(
+    server: &Server,
+    answer: impl Fn(u32) -> Result<Credentials, String> + Send + Sync + 'static,
+) -> (RedisServer, Arc<AtomicU32>) {
+    limited(server, &LEAST_RIGHTS);
+    let asks = Arc::new(AtomicU32::new(0));
+    let counter = Arc::clone(&asks);
+    let source = move || {
+        let answer = answer(counter.fetch_add(1, Ordering::Relaxed));
+        async { answer }
+    };
+    let server = RedisServer::parse(&server.url()).unwrap();
+    (server.credentials(source), asks)
+}
+
+fn sesame() -> Credentials {
+    Credentials::new("limiter", "sesame")
+}
+
+#[tokio::test]
+async fn connections_log_in_again_before_a_password_ends_and_stay_if_that_is_refused() {
+    let server = Server::start();
+    let (url, asks) = counted(&server, |ask| match ask {
+        1 => Ok(Credentials::new("limiter", "wrong")),
+        2 => Err("the vault is sealed".to_owned()),
+        _ => Ok(sesame().valid_for(SOON)),
+    });
+    let store = RedisStore::connect(url).await.unwrap();
+    let connections = || server.info("stats", "total_connections_received");
+    let (before, begin) = (connections(), Instant::now());
+    let limiter = patient(store);
+    let is_renewed = async || {
+        take(&limiter, &api("1000000/1d"), "alice").await;
+        asks.load(Ordering::Relaxed) == 5
+    };
+    until("it is renewed twice", is_renewed).await;
+    assert!(begin.elapsed() >= 2 * SOON / 5 * 4, "{:?}", begin.elapsed());
+    assert_eq!(connections(), before);
+    // The ask that failed sent nothing.
+    until("it has logged in", async || server.calls("auth") == 4).await;
+    let log: Vec<redis::Value> = server.run("ACL LOG");
+    assert_eq!(format!("{log:?}").matches("\"auth\"").count(), 1, "{log:?}");
+}
+
+#[tokio::test]
+async fn a_source_that_fails_or_panics_is_warned_about_once_and_asked_again() {
+    for panics in [false, true] {
+        let (trace, _guard) = traced_here();
+        let server = Server::start();
+        let is_sealed = Arc::new(AtomicBool::new(true));
+        let sealed = Arc::clone(&is_sealed);
+        let (url, asks) = counted(&server, move |_| match sealed.load(Ordering::Relaxed) {
+            true if panics => panic!("the vault is sealed"),
+            true => Err("the vault is sealed".to_owned()),
+            false => Ok(sesame()),
+        });
+        let refused = RedisStore::connect(url.clone()).await.unwrap_err();
+        assert_eq!(refused.kind(), StoreErrorKind::AccessDenied);
+        assert_eq!(
+            refused.to_string(),
+            "the source of credentials gives none that the server accepts"
+        );
+        let cause = refused.source().unwrap().to_string();
+        assert!(cause.contains("the vault is sealed"), "{cause}");
+
+        let store = RedisStore::connect_lazy(url).unwrap();
+        let limiter = Limiter::new(store).on_failure(FailurePolicy::Closed);
+        let waiting = limiter.clone();
+        let layer = RateLimitLayer::new(limiter)
+            .limit(api("9/1d"), |_: &http::request::Parts| user("alice"));
+        let service = layer.layer(service_fn(async |_: Request<Body>| {
+            Ok::<_, Infallible>(Response::new(Body::empty()))
+        }));
+        let status = async || {
+            let request = Request::new(Body::empty());
+            service.clone().oneshot(request).await.unwrap().status()
+        };
+        let begin = Instant::now();
+        while begin.elapsed() < 2 * SOON {
+            assert_eq!(status().await, StatusCode::SERVICE_UNAVAILABLE);
+        }
+        let asks = asks.load(Ordering::Relaxed);
+        assert!((2..=11).contains(&asks), "{asks} asks");
+        let lines = trace.lines.lock().unwrap().clone();
+        assert_eq!(lines.len(), 1, "{lines:?}");
+        assert!(lines[0].contains("the vault is sealed"), "{lines:?}");
+
+        let waits =
+            tokio::spawn(async move { waiting.acquire(one(&api("9/1d"), "bob"), HOUR).await });
+        sleep(Duration::from_millis(300)).await;
+        assert!(!waits.is_finished());
+        is_sealed.store(false, Ordering::Relaxed);
+        let is_back = async || status().await == StatusCode::OK;
+        assert!(until("it is back", is_back).await < SOON);
+        assert!(waits.await.unwrap().unwrap().is_allowed());
+    }
+}
+
+#[tokio::test]
+async fn nobody_waits_longer_than_the_timeout_for_a_source_that_hangs_and_it_is_asked_once() {
+    let server = Server::start();
+    let asks = Arc::new(AtomicU32::new(0));
+    let counter = Arc::clone(&asks);
+    let url = RedisServer::from(server.url()).credentials(move || {
+        counter.fetch_add(1, Ordering::Relaxed);
+        pending::<Result<Credentials, Infallible>>()
+    });
+    let begin = Instant::now();
+    let connected = RedisStore::connect(url.clone()).await;
+    assert_eq!(kind(connected), Some(StoreErrorKind::Timeout));
+    assert!(begin.elapsed() < 2 * SOON, "{:?}", begin.elapsed());
+
+    let limiter = Limiter::new(RedisStore::connect_lazy(url).unwrap());
+    let limiter = limiter.timeout(Duration::from_millis(100));
+    let policy = api("9/1d");
+    for _ in 0..5 {
+        let begin = Instant::now();
+        let answers = join_all((0..10).map(|_| limiter.check(one(&policy, "alice")))).await;
+        assert!(answers.into_iter().all(|it| it.is_err()));
+        assert!(begin.elapsed() < SOON, "{:?}", begin.elapsed());
+    }
+    assert_eq!(asks.load(Ordering::Relaxed), 1);
+}
+
+#[test]
+fn runtimes_share_the_answers_of_a_source() {
+    let server = Server::start();
+    let (url, asks) = counted(&server, |_| Ok(sesame()));
+    let store = RedisStore::connect_lazy(url).unwrap();
+    for _ in 0..3 {
+        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+        let limiter = patient(store.clone());
+        runtime.block_on(take(&limiter, &api("9/1d"), "alice"));
+    }
+    assert_eq!(asks.load(Ordering::Relaxed), 1);
+    assert_eq!(server.calls("auth"), 3);
+}
+
+/// A node of a cluster of nodes at these ports, each of which serves as many slots.
+async fn reply(mut client: TcpStream, ports: Arc<Mutex<Vec<u16>>>, logins: Arc<AtomicU32>) {
+    let mut bytes = [0; 4_096];
+    while let Ok(length @ 1..) = client.read(&mut bytes).await {
+        let sent = String::from_utf8_lossy(&bytes[..length]).into_owned();
+        let mut reply = "+OK\r\n".to_owned();
+        if sent.contains("AUTH") {
+            logins.fetch_add(1, Ordering::Relaxed);
+        } else if sent.contains("SLOTS") {
+            let ports = ports.lock().unwrap().clone();
+            reply = format!("*{}\r\n", ports.len());
+            for (port, at) in ports.into_iter().zip((0..).step_by(100)) {
+                reply += &format!("*3\r\n:{at}\r\n:{}\r\n*2\r\n$-1\r\n:{port}\r\n", at + 99);
+            }
+        }
+        client.write_all(reply.as_bytes()).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn fifty_nodes_of_a_cluster_share_one_ask() {
+    let (ports, logins): (Arc<Mutex<Vec<u16>>>, Arc<AtomicU32>) = Default::default();
+    let mut urls = Vec::new();
+    for _ in 0..50 {
+        let (ports, logins) = (Arc::clone(&ports), Arc::clone(&logins));
+        let serve = move |client| reply(client, Arc::clone(&ports), Arc::clone(&logins));
+        urls.push(listen(serve).await);
+    }
+    let port = |url: &String| url.rsplit(':').next().unwrap().parse().unwrap();
+    *ports.lock().unwrap() = urls.iter().map(port).collect();
+
+    let asks = Arc::new(AtomicU32::new(0));
+    let counter = Arc::clone(&asks);
+    let seed = RedisServer::from(urls.remove(0)).credentials(move || {
+        counter.fetch_add(1, Ordering::Relaxed);
+        async {
+            sleep(Duration::from_millis(100)).await;
+            Ok::<_, Infallible>(sesame().valid_for(HOUR))
+        }
+    });
+    // It connects to all primaries, and waits for one.
+    let _store = RedisStore::cluster([seed]).await.unwrap();
+    let have_logged_in = async || {
+        sleep(Duration::from_millis(1)).await;
+        logins.load(Ordering::Relaxed) > 50
+    };
+    until("all nodes have let it in", have_logged_in).await;
+    assert_eq!(asks.load(Ordering::Relaxed), 1);
+}
+
+#[tokio::test]
+async fn sentinels_have_credentials_of_their_own() {
+    let server = Server::with(&["--requirepass", "sesame"]);
+    let sentinel = Sentinel::watch(server.address(), "");
+    sentinel
+        .ask::<()>("ACL SETUSER watcher reset on >mellon +sentinel|get-master-addr-by-name")
+        .unwrap();
+    sentinel.ask::<()>("ACL SETUSER default -sentinel").unwrap();
+    let given = |user, password| {
+        move || async move { Ok::<_, Infallible>(Credentials::new(user, password)) }
+    };
+    let primary = RedisServer::from(NAME).credentials(given("", "sesame"));
+    let refused = RedisStore::sentinel([sentinel.url()], primary.clone()).await;
+    assert_eq!(kind(refused), Some(StoreErrorKind::AccessDenied));
+    let primary = primary.sentinel_credentials(given("watcher", "mellon"));
+    let store = RedisStore::sentinel([sentinel.url()], primary)
+        .await
+        .unwrap();
+    store.ping().await.unwrap();
+}
+
+#[tokio::test]
+async fn passwords_are_in_no_error_and_no_debug_text() {
+    let server = Server::start();
+    let source = || async { Ok::<_, Infallible>(Credentials::new("limiter", "sesame")) };
+    let with = RedisServer::from(server.url()).credentials(source);
+    let error = RedisStore::connect(with.clone()).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::AccessDenied);
+    assert_eq!(error.code(), Some("NOCREDENTIALS"));
+    let store = RedisStore::connect_lazy(with.clone()).unwrap();
+    for text in [
+        format!("{error:?} {error}"),
+        format!("{:?} {with:?} {store:?}", sesame()),
+    ] {
+        assert!(!text.contains("sesame"), "{text}");
+    }
+    let missing = RedisServer::from(server.url()).password_file("/nowhere/password");
+    let error = RedisStore::connect(missing).await.unwrap_err();
+    let cause = error.source().unwrap().to_string();
+    assert!(
+        cause.starts_with("/nowhere/password: No such file"),
+        "{cause}"
+    );
+    assert!(RedisServer::parse("redis://host/3?what=ever").is_err());
+}
+
+#[tokio::test]
+async fn a_ping_decides_at_each_primary_or_says_what_is_missing() {
+    let server = Server::start();
+    let store = connect(&server).await;
+    assert!(store.ping().await.unwrap() < SOON);
+    assert_eq!(server.calls("evalsha"), 1);
+    server.run::<()>("CONFIG SET maxmemory 1");
+    assert_eq!(store.ping().await.unwrap_err().code(), Some("OOM"));
+    let user = limited(&server, &["~sluicegate:*"]);
+    let error = RedisStore::connect(user)
+        .await
+        .unwrap()
+        .ping()
+        .await
+        .unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::AccessDenied);
+    assert!(
+        error
+            .source()
+            .unwrap()
+            .to_string()
+            .contains("right `+evalsha`")
+    );
+    let nobody = RedisStore::connect_lazy("redis://127.0.0.1:1").unwrap();
+    assert_eq!(kind(nobody.ping().await), Some(StoreErrorKind::Unavailable));
+    let parrot = Parrot::start(server.address());
+    server.run::<()>("CONFIG SET maxmemory 0");
+    let store = RedisStore::sentinel([parrot.url()], NAME).await.unwrap();
+    store.ping().await.unwrap();
+    server.stop();
+    let begin = Instant::now();
+    assert_eq!(kind(store.ping().await), Some(StoreErrorKind::Timeout));
+    assert!(begin.elapsed() < 2 * SOON, "{:?}", begin.elapsed());
+    server.cont();
+
+    let cluster = Cluster::start(Duration::from_secs(60));
+    let store = RedisStore::cluster(cluster.urls()).await.unwrap();
+    store.ping().await.unwrap();
+    for primary in &cluster.nodes[..3] {
+        assert_eq!(primary.calls("evalsha"), 1);
+        assert_eq!(primary.run::<u64>("DBSIZE"), 1);
+    }
+    cluster.nodes[1].run::<()>("CONFIG SET maxmemory 1");
+    assert_eq!(store.ping().await.unwrap_err().code(), Some("OOM"));
+}
