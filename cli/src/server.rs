@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use redis::IntoConnectionInfo;
 use sluicegate::store::redis::inspect::Inspector;
-use sluicegate::{Limiter, RedisStore, StoreError};
+use sluicegate::{Limiter, RedisServer, RedisStore, StoreError};
 use tokio::runtime::Builder;
 
 use super::{Error, Result, Settings};
@@ -54,9 +54,10 @@ pub(crate) async fn connect(settings: &Settings) -> Result<(RedisStore, Inspecto
         return Ok((store, inspector));
     }
     // One node keeps only some of the keys, and refuses commands about the others.
-    let cluster = RedisStore::connect_lazy_cluster([url]).map_err(|error| {
-        unusable(error).of("this is a node of a cluster, which has to be named by --cluster")
-    })?;
+    let cluster =
+        RedisStore::connect_lazy_cluster([with_password(url, settings)]).map_err(|error| {
+            unusable(error).of("this is a node of a cluster, which has to be named by --cluster")
+        })?;
     let store = named(cluster, settings)?;
     let inspector = store.inspector().timeout(settings.timeout());
     inspector.ping().await?;
@@ -85,13 +86,24 @@ pub(crate) fn limiter(store: RedisStore, settings: &Settings) -> Limiter {
 
 fn store(settings: &Settings) -> Result<RedisStore, StoreError> {
     if let Some(nodes) = &settings.cluster {
-        return RedisStore::connect_lazy_cluster(nodes.iter().map(String::as_str));
+        let nodes = nodes.iter().map(|node| with_password(node, settings));
+        return RedisStore::connect_lazy_cluster(nodes);
     }
     if let Some(sentinels) = &settings.sentinel {
         let sentinels = sentinels.iter().map(String::as_str);
-        return RedisStore::connect_lazy_sentinel(sentinels, primary(settings));
+        let primary = with_password(primary(settings), settings);
+        return RedisStore::connect_lazy_sentinel(sentinels, primary);
     }
-    RedisStore::connect_lazy(settings.redis.as_deref().unwrap_or_default())
+    let server = settings.redis.as_deref().unwrap_or_default();
+    RedisStore::connect_lazy(with_password(server, settings))
+}
+
+/// The server of this URL, with the password in the file of the settings, if there is one.
+fn with_password(url: &str, settings: &Settings) -> RedisServer {
+    match &settings.password_file {
+        Some(file) => RedisServer::from(url).password_file(file),
+        None => url.into(),
+    }
 }
 
 fn primary(settings: &Settings) -> &str {

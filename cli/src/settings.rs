@@ -35,6 +35,10 @@ pub(crate) struct Settings {
     #[arg(long, global = true, value_name = "NAME")]
     pub(crate) primary: Option<String>,
 
+    /// A file with the password of the user in the URL, or of the primary: read at each login [env: SLUICEGATE_PASSWORD_FILE]
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) password_file: Option<PathBuf>,
+
     /// The prefix of all keys, as in `RedisStore::prefix` [env: SLUICEGATE_PREFIX] [default: sluicegate]
     #[arg(long, global = true)]
     pub(crate) prefix: Option<String>,
@@ -112,6 +116,7 @@ impl Settings {
             cluster: list("SLUICEGATE_CLUSTER"),
             sentinel: list("SLUICEGATE_SENTINEL"),
             primary: get("SLUICEGATE_PRIMARY"),
+            password_file: get("SLUICEGATE_PASSWORD_FILE").map(PathBuf::from),
             prefix: get("SLUICEGATE_PREFIX"),
             secret: get("SLUICEGATE_SECRET"),
             timeout: { timeout.transpose() }
@@ -133,6 +138,7 @@ impl Settings {
         })?;
         // Relative to the configuration file, so that the tool works in any folder.
         settings.policies = settings.policies.map(|path| file.with_file_name(path));
+        settings.password_file = settings.password_file.map(|path| file.with_file_name(path));
         settings.source = Source::File(file.to_owned());
         Ok(settings)
     }
@@ -187,6 +193,7 @@ impl Settings {
             cluster: server.cluster,
             sentinel: server.sentinel,
             primary: self.primary.or(other.primary),
+            password_file: self.password_file.or(other.password_file),
             prefix: self.prefix.or(other.prefix),
             secret: self.secret.or(other.secret),
             timeout: self.timeout.or(other.timeout),

@@ -1,5 +1,7 @@
 //! Messages about a server that cannot be called: they name the server and the setting, and never a password.
 
+use support::redis::Server;
+
 use crate::{
     site::Site,
     tool::{Tool, rows, said},
@@ -53,6 +55,25 @@ fn what_is_no_url_or_has_an_unknown_part_is_told_with_its_setting_and_not_shown(
             says_not!(said.stderr => "hunter2");
         }
     }
+}
+
+#[test]
+fn the_password_of_the_user_is_read_from_a_file() {
+    let server = Server::with(&["--requirepass", "sesame"]);
+    let tool = Tool::new();
+    tool.write("secret", "sesame\n");
+    let table = "
+        | 3 | wants a password
+        --password-file secret | 0 |
+        --password-file nowhere | 3 | the source of credentials gives none that the server accepts
+    ";
+    for [option, code, expected] in rows(table) {
+        let said = tool.run(&format!("top --redis {} {option}", server.url()));
+        assert_eq!(said.code.to_string(), code, "{said:?}");
+        says!(said.stderr => &*expected);
+    }
+    tool.write("sluicegate.toml", "password_file = 'secret'");
+    assert_eq!(tool.run(&format!("top --redis {}", server.url())).code, 0);
 }
 
 #[tokio::test]

@@ -29,7 +29,7 @@ use axum::{
 use redis::ConnectionInfo;
 use sluicegate::{
     Charge, Decision, FailurePolicy, ForwardedIp, Header, Key, KeyExtractor, Limiter, MemoryStore,
-    Policy, RateLimitLayer, RedisStore, Store,
+    Policy, RateLimitLayer, RedisServer, RedisStore, Store,
     error::ConfigError,
     extract::TrustedProxies,
     middleware::{MakeRejection, PolicySelector, ProblemJson, Rejection},
@@ -217,15 +217,25 @@ async fn limiter(options: &Options) -> Result<(Limiter, Option<Inspector>), Stri
 }
 
 fn innermost(options: &Options) -> Result<(Arc<dyn Store>, Option<Inspector>), String> {
+    let with_password = |server: RedisServer| match &options.password_file {
+        Some(file) => server.password_file(file),
+        None => server,
+    };
     let store = match (&options.redis[..], &options.sentinel) {
         ([], _) => return Ok((Arc::new(MemoryStore::new()), None)),
-        (sentinels, Some(name)) => behind(sentinels, name)?,
-        (nodes, None) if options.cluster => cluster(nodes)?,
+        (sentinels, Some(name)) => behind(sentinels, with_password(name.as_str().into()))?,
+        (nodes, None) if options.cluster => {
+            cluster(nodes.iter().map(|node| with_password(node.clone().into())))?
+        }
         ([server, ..], None) if options.transactions => {
             let pool = pool(server.clone(), options.pool.unwrap_or(8))?;
             return Ok((Arc::new(RedisStore::transactions(pool)), None));
         }
-        ([server, ..], None) => redis_store(server.clone(), options.pool)?,
+        ([server, ..], None) => match options.pool {
+            Some(size) => pool(server.clone(), size)?.into(),
+            None => RedisStore::connect_lazy(with_password(server.clone().into()))
+                .map_err(|error| format!("--redis: {error}"))?,
+        },
     };
     let store = match options.in_flight {
         Some(calls) => store.in_flight(calls),
@@ -233,14 +243,6 @@ fn innermost(options: &Options) -> Result<(Arc<dyn Store>, Option<Inspector>), S
     };
     let inspector = store.inspector();
     Ok((Arc::new(store), Some(inspector)))
-}
-
-/// Returns a store that connects at the first check.
-fn redis_store(server: ConnectionInfo, pool: Option<u32>) -> Result<RedisStore, String> {
-    match pool {
-        Some(size) => Ok(self::pool(server, size)?.into()),
-        None => RedisStore::connect_lazy(server).map_err(|error| format!("--redis: {error}")),
-    }
 }
 
 /// Returns a pool that connects on demand.
@@ -257,13 +259,13 @@ fn pool(
     Ok(pool.test_on_check_out(false).build_unchecked(manager))
 }
 
-fn cluster(nodes: &[ConnectionInfo]) -> Result<RedisStore, String> {
-    RedisStore::connect_lazy_cluster(nodes.to_vec()).map_err(|error| format!("--redis: {error}"))
+fn cluster(nodes: impl Iterator<Item = RedisServer>) -> Result<RedisStore, String> {
+    RedisStore::connect_lazy_cluster(nodes).map_err(|error| format!("--redis: {error}"))
 }
 
 /// The store over the primary that these sentinels name.
-fn behind(sentinels: &[ConnectionInfo], name: &str) -> Result<RedisStore, String> {
-    RedisStore::connect_lazy_sentinel(sentinels.to_vec(), name)
+fn behind(sentinels: &[ConnectionInfo], primary: RedisServer) -> Result<RedisStore, String> {
+    RedisStore::connect_lazy_sentinel(sentinels.to_vec(), primary)
         .map_err(|error| format!("--sentinel: {error}"))
 }
 

@@ -36,6 +36,8 @@ cargo run --release -p example-server -- [options]
   --redis URL              share limits through this server; default: in this process's memory. Repeatable: these are
                            nodes of one cluster
   --cluster                --redis is a node of a cluster, whose others are found through it
+  --redis-password-file FILE
+                           the password of the user in the --redis URL, or of the primary, read again at each login
   --sentinel NAME          the --redis URLs, of which there may be several, are sentinels, and NAME is the
                            primary's, alone or as in redis://USER:PASSWORD@NAME
   --pool N                 use a bb8 pool of N connections instead of one managed connection
@@ -86,6 +88,7 @@ pub(crate) struct Options {
     pub(crate) redis: Vec<ConnectionInfo>,
     pub(crate) cluster: bool,
     pub(crate) sentinel: Option<String>,
+    pub(crate) password_file: Option<PathBuf>,
     pub(crate) pool: Option<u32>,
     pub(crate) transactions: bool,
     pub(crate) in_flight: Option<usize>,
@@ -135,6 +138,7 @@ impl Options {
             redis: Vec::new(),
             cluster: false,
             sentinel: None,
+            password_file: None,
             pool: None,
             transactions: false,
             in_flight: None,
@@ -183,6 +187,7 @@ impl Options {
             "trusted-proxy" => self.trusted_proxies.push(network(value)?),
             // The error does not repeat the value, which may contain a password.
             "redis" => self.redis.push(server(value)?),
+            "redis-password-file" => self.password_file = Some(value.into()),
             "sentinel" => self.sentinel = Some(value.to_owned()),
             "pool" => self.pool = Some(at_least_one(value, "connection")?),
             "in-flight" => self.in_flight = Some(parse(value, "a number")?),
@@ -223,6 +228,14 @@ impl Options {
         }
         if self.transactions {
             self.check_transactions()?;
+        }
+        if self.password_file.is_some() && self.redis.is_empty() {
+            return Err("--redis-password-file: needs --redis".into());
+        }
+        if self.password_file.is_some() && (self.pool.is_some() || self.transactions) {
+            return Err(
+                "--redis-password-file: not for a pool, which keeps the password of its URL".into(),
+            );
         }
         if self.in_flight.is_some() && self.redis.is_empty() {
             return Err("--in-flight: needs --redis".into());

@@ -44,6 +44,20 @@ async fn three_rules_limit_every_address_unless_told_otherwise_and_a_page_shows_
 }
 
 #[tokio::test]
+async fn the_password_of_the_user_is_read_from_a_file() {
+    let redis = Server::with(&["--requirepass", "sesame"]);
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "sesame\n").unwrap();
+    let (url, file) = (redis.url(), file.path().to_str().unwrap());
+    let args = ["--redis", &url, "--on-failure", "closed"];
+    for (more, expected) in [(&[][..], 503), (&["--redis-password-file", file], 200)] {
+        let server = Example::start(&[&args[..], more].concat());
+        let (status, ..) = get(&browser(), &server, "/", ["accept", "*/*"]).await;
+        assert_eq!(status, expected);
+    }
+}
+
+#[tokio::test]
 async fn two_processes_admit_exactly_the_limit_of_thousands_of_concurrent_requests() {
     let redis = Server::start();
     for (more, limit) in [
