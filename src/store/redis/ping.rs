@@ -18,7 +18,7 @@ const MOST_NAMES: u32 = 1 << 18;
 
 impl RedisStore {
     /// Decides a check of cost 1 under a policy of its own, `ping`, at the server or at each primary of a cluster, and
-    /// returns the time that this took. Nobody is denied by it, and its keys expire after two seconds.
+    /// returns the time that this took. It denies no request, and its keys expire after two seconds.
     ///
     /// Call this at the start of your service, and for alerts. A readiness probe that fails on it turns an outage of
     /// Redis into one of the service.
