@@ -6,7 +6,7 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use tokio::runtime::Handle;
+use tokio::{runtime::Handle, task::JoinSet};
 
 #[cfg(feature = "cluster")]
 use crate::{background, store::sent::Sent};
@@ -23,6 +23,16 @@ pub(super) fn spawn(work: impl Future<Output = ()> + Send + 'static) {
 /// Spawns work in this runtime, which drops the work if it has been shut down.
 pub(super) fn spawn_in(runtime: &Handle, work: impl Future<Output = ()> + Send + 'static) {
     drop(runtime.spawn(work));
+}
+
+/// Does this work in a task that ends with the caller's wait. A panic is an error, with its text.
+pub(super) async fn caught<T: Send + 'static>(
+    work: impl Future<Output = T> + Send + 'static,
+) -> Result<T, String> {
+    let mut task = JoinSet::new();
+    task.spawn(work);
+    let done = task.join_next().await.ok_or_else(String::new)?;
+    done.map_err(|panic| panic.to_string())
 }
 
 /// Work that goes on in the back room when its caller leaves, or the runtime of the caller ends; unless nothing of it was

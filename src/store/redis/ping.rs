@@ -2,7 +2,7 @@
 
 use std::{collections::HashSet, time::Duration};
 
-use tokio::{task::JoinSet, time::Instant};
+use tokio::time::{Instant, timeout_at};
 
 use super::{RedisStore, connect::GREETING_TIMEOUT, connection::within, error::store_error};
 use crate::{
@@ -10,7 +10,7 @@ use crate::{
         charge::Charge, check::Check, error::StoreError, key::Key, operation::Operation,
         policy::Policy, rule::Rule,
     },
-    store::TIMED_OUT,
+    store::{Store, TIMED_OUT},
 };
 
 /// How many names are tried to find one that each primary serves: enough where one serves a single slot.
@@ -33,7 +33,7 @@ impl RedisStore {
         let mut left: HashSet<_> = servers.map(|it| it.address).collect();
         let policy = Policy::new("ping", [Rule::per_second(u64::MAX >> 11)]);
         let policy = policy.map_err(|_| StoreError::protocol("no policy"))?; // which is valid
-        let mut pings = JoinSet::new();
+        let mut pings = Vec::new();
         let mut numbers = 0..MOST_NAMES;
         while !left.is_empty()
             && let Some(number) = numbers.next()
@@ -43,12 +43,13 @@ impl RedisStore {
             self.names.write_start(&mut name, &key);
             if left.remove(&self.transports.node_address(&name)) {
                 let check = Check::new([Charge::new(&policy, key, 1)])?;
-                pings.spawn(self.execute_alone(Operation::Check(check), None));
+                pings.push(Operation::Check(check));
             }
         }
-        let answers = tokio::time::timeout_at(begin + GREETING_TIMEOUT, pings.join_all());
-        let answers = answers.await.map_err(|_| TIMED_OUT)?;
-        answers.into_iter().collect::<Result<Vec<_>, _>>()?;
+        let answers = timeout_at(begin + GREETING_TIMEOUT, self.call(pings)).await;
+        for answer in answers.map_err(|_| TIMED_OUT)?? {
+            answer?;
+        }
         Ok(begin.elapsed())
     }
 }

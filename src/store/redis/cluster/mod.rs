@@ -144,10 +144,8 @@ impl Cluster {
     /// All primaries that serve hash slots in the current topology, of which there is at least one.
     pub(super) async fn primaries(self: &Arc<Self>) -> RedisResult<Vec<Arc<Node>>> {
         self.refresh().await?;
-        let serving = self.nodes().serving();
-        (!serving.is_empty())
-            .then_some(serving)
-            .ok_or_else(unserved)
+        let all = self.nodes().serving();
+        (!all.is_empty()).then_some(all).ok_or_else(unserved)
     }
 
     fn nodes(&self) -> MutexGuard<'_, Nodes> {

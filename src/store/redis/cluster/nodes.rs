@@ -99,8 +99,8 @@ impl Nodes {
         match self.by_address.get(&address) {
             Some(node) if name.is_none() || node.name == name => Arc::clone(node),
             _ => {
-                let (host, port) = (address.host(), address.port());
-                let target = self.template.named(host, port, name.as_deref());
+                let place = (address.host(), address.port());
+                let target = self.template.named(place, name.as_deref());
                 let node = Node::new(address.clone(), name, target);
                 self.by_address.insert(address, Arc::clone(&node));
                 node

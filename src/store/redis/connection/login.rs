@@ -11,15 +11,15 @@ use std::{
 };
 
 use redis::{RedisResult, aio::MultiplexedConnection, cmd};
-use tokio::{sync::oneshot, task::JoinSet, time::Instant};
+use tokio::{sync::oneshot, time::Instant};
 
 use super::{
     attempt::SharedAttempt,
-    timeout::{CONNECT_TIMEOUT, LOST_AFTER, within},
+    timeout::{CONNECT_TIMEOUT, within},
 };
-use crate::{
+use crate::store::redis::{
     background,
-    store::redis::error::{closed, is_refusal, no_credentials},
+    error::{is_refusal, no_credentials},
 };
 
 /// Between two asks. Meanwhile the error of an ask that failed is the answer for all.
@@ -80,16 +80,13 @@ impl Logins {
         F: Future<Output = Result<Credentials, E>> + Send + 'static,
         E: fmt::Display,
     {
-        let ask = move || -> Asking {
+        let source = Box::new(move || -> Asking {
             let given = source();
             Box::pin(async { given.await.map_err(|error| error.to_string()) })
-        };
+        });
         // One ask at a time, in the back room, so that callers of all runtimes can wait for it.
-        let patience = CONNECT_TIMEOUT + LOST_AFTER;
-        Arc::new(Self {
-            source: Box::new(ask),
-            asks: SharedAttempt::new(ASK_PAUSE, patience, background::spawn),
-        })
+        let asks = SharedAttempt::new(ASK_PAUSE, 2 * CONNECT_TIMEOUT, crate::background::spawn);
+        Arc::new(Self { source, asks })
     }
 
     /// Logs in over this connection; a second time, if the server refuses an older answer of the source.
@@ -152,12 +149,9 @@ impl Logins {
 
     async fn ask(self: Arc<Self>) -> RedisResult<Arc<Login>> {
         let asked = Instant::now();
-        let mut asking = JoinSet::new(); // which catches a panic, and ends an ask whose time is over
-        asking.spawn(async move { (self.source)().await });
-        let given = within(CONNECT_TIMEOUT, async { Ok(asking.join_next().await) }).await?;
-        let given = given.ok_or_else(closed)?;
-        let given = given.unwrap_or_else(|panic| Err(panic.to_string()));
-        let credentials = given.map_err(no_credentials)?;
+        let given = background::caught(async move { (self.source)().await });
+        let given = within(CONNECT_TIMEOUT, async { Ok(given.await) }).await?;
+        let credentials = given.and_then(|given| given).map_err(no_credentials)?;
         let used_for = credentials.valid_for.map(|time| time / 5 * 4);
         Ok(Arc::new(Login {
             renew_at: used_for.and_then(|time| asked.checked_add(time)),

@@ -175,7 +175,7 @@ impl Sentinels {
     }
 
     async fn log_in(&self, (host, port): &Address) -> RedisResult<Connection> {
-        let mut connection = self.primary.named(host, *port, None).connect().await?;
+        let mut connection = self.primary.named((host, *port), None).connect().await?;
         // Sentinels learn of a promotion one by one, and the old primary learns of its demotion last.
         let role: Vec<Value> = redis::cmd("ROLE")
             .query_async(&mut connection.multiplexed)

@@ -75,21 +75,17 @@ impl Target {
         }
     }
 
-    /// The server that another server names, with the same settings. Its certificate must have the name beside the
-    /// address, if there is one.
+    /// The server that another server names, with the same settings. Its certificate must have this name, if
+    /// there is one beside the address.
     #[cfg(any(feature = "cluster", feature = "sentinel"))]
-    pub(in crate::store::redis) fn named(
-        &self,
-        host: &str,
-        port: u16,
-        beside: Option<&str>,
-    ) -> Self {
+    pub(in crate::store::redis) fn named(&self, at: (&str, u16), name: Option<&str>) -> Self {
+        let (host, port) = (at.0.to_owned(), at.1);
         let (host, port) = match &self.addresses {
-            Some(addresses) => addresses(host.to_owned(), port),
-            None => (host.to_owned(), port),
+            Some(addresses) => addresses(host, port),
+            None => (host, port),
         };
         let mut named = self.at(host, port);
-        named.tls_host = beside.map(str::to_owned).or(named.tls_host);
+        named.tls_host = name.map(str::to_owned).or(named.tls_host);
         named
     }
 
