@@ -8,7 +8,10 @@ use crate::prelude::*;
 
 fn lines(trace: &Trace, with: &str) -> Vec<String> {
     let lines = trace.lines.lock().unwrap();
-    let lines = lines.iter().filter(|line| line.contains(with));
+    // Redis 6.2 quotes commands otherwise.
+    let lines = lines
+        .iter()
+        .filter(|it| it.replace('`', "'").contains(with));
     lines.cloned().collect()
 }
 
@@ -21,7 +24,7 @@ async fn error(store: &impl Store) -> StoreError {
 async fn a_command_that_the_server_forbids_is_named_and_its_words_are_in_the_log_once() {
     for (command, words) in [
         ("EVALSHA", "words=\"ERR unknown command 'EVALSHA'\""),
-        ("TIME", "words=\"ERR Unknown Redis command called from"),
+        ("TIME", "words=\"ERR Unknown "),
     ] {
         let (trace, _guard) = traced_here();
         let server = Server::with(&["--rename-command", command, ""]);

@@ -204,8 +204,9 @@ fn lacks_rights_inside(detail: &str) -> bool {
 
 /// A command that a script may not call, or that was renamed: also without a code.
 fn forbids_inside(detail: &str) -> bool {
-    detail.contains("Unknown Redis command called from")
-        || detail.contains("Redis command is not allowed from script")
+    // Valkey writes its own name.
+    detail.contains(" command called from")
+        || detail.contains(" command is not allowed from script")
 }
 
 /// The command that an error about missing rights names, with its subcommand: `scan`, `cluster|slots`.

@@ -1,6 +1,6 @@
 //! [`RedisServer`]: a server to connect to. Every part of a URL has a meaning, or is an error.
 
-use std::{fmt, path::PathBuf, sync::Arc};
+use std::{fmt, path::PathBuf};
 
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, parse_redis_url};
 
@@ -136,7 +136,7 @@ impl RedisServer {
         self,
         map: impl Fn(String, u16) -> (String, u16) + Send + Sync + 'static,
     ) -> Self {
-        self.set(|target| target.addresses = Some(Arc::new(map)))
+        self.set(|target| target.addresses = Some(std::sync::Arc::new(map)))
     }
 
     fn set(mut self, set: impl FnOnce(&mut Target)) -> Self {
