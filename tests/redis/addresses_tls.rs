@@ -82,18 +82,26 @@ async fn a_certificate_has_the_name_that_a_node_gives_beside_its_address() {
     }
 }
 
-/// Empties the nodes, and gives these slots to one of them.
+/// Empties the nodes, and gives these slots to one of them. What a node has heard before may undo that once.
 fn give(nodes: &[TlsServer], slots: std::ops::Range<u32>, to: usize) {
     let id: String = nodes[to].server.run("CLUSTER MYID");
     nodes[to].server.run::<String>("CLUSTER BUMPEPOCH"); // so that both believe this node
-    for at in [to, 1 - to] {
-        nodes[at].server.run::<()>("FLUSHALL");
-        for slot in slots.clone() {
-            nodes[at]
-                .server
-                .run::<()>(&format!("CLUSTER SETSLOT {slot} NODE {id}"));
+    let whole = if to == 0 { 0 } else { slots.start };
+    let whole = format!(" {whole}-{}", slots.end - 1);
+    wait("both name one owner", || {
+        for at in [to, 1 - to] {
+            nodes[at].server.run::<()>("FLUSHALL");
+            for slot in slots.clone() {
+                let command = format!("CLUSTER SETSLOT {slot} NODE {id}");
+                nodes[at].server.run::<()>(&command);
+            }
         }
-    }
+        nodes.iter().all(|node| {
+            let known = node.server.run::<String>("CLUSTER NODES");
+            let owner = known.lines().find(|line| line.starts_with(&id));
+            owner.is_some_and(|line| line.ends_with(&whole))
+        })
+    });
 }
 
 #[tokio::test]

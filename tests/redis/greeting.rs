@@ -99,8 +99,7 @@ async fn a_server_that_refuses_the_password_is_not_called_often() {
     assert!(u128::from(attempts) <= most, "{attempts}, not {most}");
 }
 
-/// Connections of limiters close in their runtime, while this test waits for that.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test]
 async fn a_server_without_a_free_connection_is_waited_for_and_not_called_often() {
     for (args, login) in [(&[][..], ""), (&["--requirepass", "sesame"], ":sesame@")] {
         let mut full = Full::start(args);
