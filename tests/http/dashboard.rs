@@ -49,7 +49,7 @@ async fn traffic() {
     drop((waits, held));
 
     let late = Fated::new(MemoryStore::new(), |_| {
-        Fate::Late(Duration::from_millis(20))
+        Fate::Late(Duration::from_millis(500))
     });
     let limiter = support::limiter(late).observer(MetricsObserver::new());
     let limiter = limiter.timeout(Duration::from_millis(1));

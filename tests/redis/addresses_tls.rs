@@ -15,7 +15,7 @@ fn by(authority: &Authority, url: &str) -> RedisServer {
     client.get_connection_info().clone().into()
 }
 
-/// A cluster of two nodes that name each other by address, and whose certificates have these names.
+/// A cluster of two nodes that name each other by address, with certificates of these names.
 fn named(names: [&str; 2]) -> (Authority, [TlsServer; 2]) {
     let authority = Authority::new();
     let identities = names.map(|name| authority.identity(&[name]));

@@ -16,7 +16,7 @@ use crate::prelude::*;
 /// Between two passwords.
 const ROTATION: Duration = Duration::from_secs(2);
 
-/// The user `limiter` of some servers, who has the least rights and one password at a time.
+/// The user `limiter` of some servers, with the least rights and one password at a time.
 struct Rotating<'a> {
     servers: Vec<&'a Server>,
     newest: Arc<Mutex<String>>,

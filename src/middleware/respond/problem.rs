@@ -169,7 +169,7 @@ fn beginning(
     json
 }
 
-/// What a client may learn beyond the title: why a request can never pass, who blocks it, or which key it lacks.
+/// A client may learn this beyond the title: why a request can never pass, that it is blocked, or which key it lacks.
 pub(super) fn detail(rejection: &Rejection, status: StatusCode) -> Option<Cow<'static, str>> {
     let text = match rejection {
         Rejection::MissingKey(error) if status.is_client_error() => {

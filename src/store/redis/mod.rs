@@ -72,7 +72,7 @@ pub struct RedisStore {
     asked: Arc<AtomicBool>,
 }
 
-/// Without servers, whose URLs may have passwords.
+/// Without servers: their URLs may have passwords.
 impl fmt::Debug for RedisStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = f.debug_struct("RedisStore");

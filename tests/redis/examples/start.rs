@@ -1,5 +1,5 @@
 //! The first hour, `docs/guide/start.md`, from the first command to the last, as a reader types them: each step's lines
-//! stand in its program, and each command prints what the page says.
+//! stand in its program, and each command prints the output of the page.
 
 use std::{
     env,
@@ -113,7 +113,7 @@ impl Reader {
             "redis-cli" => self.redis.as_mut().unwrap().kill(),
             _ => {
                 let mut last = String::new();
-                // The tool shows what processes report once a second; all else is right at once.
+                // The tool shows reports, which come once a second; all else is right at once.
                 wait_or(&mut last, command.starts_with("sluicegate"), |last| {
                     *last = self.shell(command, &url);
                     prints(last, expected)

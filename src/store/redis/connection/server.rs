@@ -159,7 +159,7 @@ impl RedisServer {
     }
 }
 
-/// Reads a URL, or the bare name of a primary, whose port is 0. redis-rs ignores the parts that it does not know.
+/// Reads a URL, or the bare name of a primary, with port 0. redis-rs ignores the parts that it does not know.
 fn read(text: &str) -> Result<Target, StoreError> {
     if !text.contains("://") {
         return info((text, 0));
