@@ -10,6 +10,7 @@ use super::block::{BlockArgs, UnblockArgs};
 use super::blocks::BlocksArgs;
 use super::check::CheckArgs;
 use super::contributors::ContributorsArgs;
+use super::doctor::DoctorArgs;
 use super::hash::HashArgs;
 use super::inspect::{ExplainArgs, InspectArgs};
 use super::published::PoliciesArgs;
@@ -21,8 +22,8 @@ use super::watch::WatchArgs;
 const AFTER_HELP: &str = "\
 Exit codes:
   0  done; for a question: yes
-  1  the answer is no: `check` found an error, `explain` a denial, `unblock`
-     no block, `contributors` none, `hash` no value, `policies` none, `reset`
+  1  the answer is no: `check` found an error, `doctor` a fault, `explain` a
+     denial, `unblock` no block, `contributors` none, `hash` no value, `policies` none, `reset`
      nothing to delete, `simulate` more refusals than a --max-refused allows;
      or you said no
   2  the tool cannot use the arguments, the configuration or a file
@@ -99,6 +100,8 @@ fn command() -> clap::Command {
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
+    /// Say what is wrong with the server, or with the user's rights
+    Doctor(DoctorArgs),
     /// Show the usage of an identity, and when it is free again
     Inspect(InspectArgs),
     /// Say whether a request would pass now, and if not, why and until when

@@ -1,18 +1,19 @@
 //! `sluicegate block` and `unblock`.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::Args;
 use serde_json::{Value, json};
-use sluicegate::Limiter;
-use sluicegate::block::{BlockDetails, BlockRequest, Until};
+use sluicegate::block::{BlockDetails, BlockRequest, BlockedBy, Until};
+use sluicegate::policies::PublishedPolicy;
 use sluicegate::store::redis::inspect::Inspector;
+use sluicegate::{Key, Limiter};
 use tokio::sync::OnceCell;
 
 use super::block_report::{BlockReport, LevelReport};
 use super::error::warn;
-use super::hints::Doubts;
+use super::hints::{Hints, Why};
 use super::identity::{IdentitiesArgs, Named};
 use super::scan::{DEFAULT_LOAD, Scan, of_home};
 use super::text::{date_time, millis};
@@ -40,7 +41,7 @@ pub(crate) struct BlockArgs {
     #[arg(long, value_name = "NAME")]
     author: Option<String>,
 
-    /// Block even if no service uses this prefix, but services use others
+    /// Block even if services use another prefix, no identity of this kind, or IPv6 networks of other bits
     #[arg(long)]
     force: bool,
 }
@@ -105,32 +106,44 @@ impl UntilArgs {
     }
 }
 
+/// What was done about one identity.
+struct Done {
+    document: Value,
+    /// The line that says so, and a less important one.
+    line: String,
+    hint: String,
+    warnings: Vec<String>,
+}
+
 pub(crate) fn block(args: &BlockArgs, settings: &Settings, output: &mut Output) -> Result<bool> {
     let named = args.identities.named(settings.ipv6_prefix())?;
     server::block_on(settings, async {
         let (store, inspector) = server::connect(settings).await?;
         let limiter = server::limiter(store, settings);
-        let doubts = Doubts::new(&inspector, settings).await;
         let published = inspector.policies().await.unwrap_or_default();
-        if !args.force && published.is_empty() {
-            doubts.refuse_other_prefix()?;
+        let doubts = Doubts::new(&inspector, settings, &published).await;
+        // Look before a block is stored, since it would hide that the service does not know the identity.
+        let mut warnings = Vec::new();
+        for named in &named {
+            let doubt = doubts.of(&named.key).await;
+            if doubt.is_proven && !args.force {
+                return Err(Error::usage(format_args!(
+                    "nothing was blocked: {} (--force blocks all the same)",
+                    doubt.text
+                )));
+            }
+            let unenforced = published::why_unenforced(&published, &named.key);
+            let reasons = unenforced.into_iter().chain([doubt.text]);
+            let reasons: Vec<String> = reasons.filter(|it| !it.is_empty()).collect();
+            warnings.push((!reasons.is_empty()).then(|| reasons.join("; ")));
         }
-        let is_list = args.identities.is_list();
-        let all = each(
-            &named,
-            ("blocked", is_list),
-            &inspector,
-            output,
-            async |named, output| {
-                // Look before the block is stored, since a block would hide that the service does not know the identity.
-                let unenforced = published::why_unenforced(&published, &named.key);
-                let reasons = [unenforced, doubts.of(&named.key).await];
-                let reasons = reasons.into_iter().flatten().collect::<Vec<_>>();
-                let warning = (!reasons.is_empty()).then(|| reasons.join("; "));
-                block_one(named, args, &limiter, &inspector, warning, output).await
-            },
-        );
-        all.await?;
+        let mut warnings = warnings.into_iter();
+        let work = async |named: &Named| {
+            let warning = warnings.next().flatten();
+            block_one(named, args, &limiter, &inspector, warning).await
+        };
+        let of = ("blocked", args.identities.is_list());
+        each(&named, of, &inspector, output, work).await?;
         Ok(true)
     })
 }
@@ -141,8 +154,7 @@ async fn block_one(
     limiter: &Limiter,
     inspector: &Inspector,
     warning: Option<String>,
-    output: &mut Output,
-) -> Result<Value> {
+) -> Result<Done> {
     let (key, until) = (&named.key, &args.until);
     let now_ms = inspector.now_ms(key).await?;
     if until.ms(now_ms).is_some_and(|end_ms| end_ms <= now_ms) {
@@ -156,53 +168,63 @@ async fn block_one(
     let is_as_before = before.is_some_and(|before| before.until_ms == held.until_ms);
     // The server counts the duration from its own time, a little later than `now_ms`.
     let span_ms = until.span.map(millis).filter(|_| !is_as_before);
-    let begun_ms = held
-        .until_ms
-        .zip(span_ms)
-        .map(|(end, span)| end.saturating_sub(span));
-    let now_ms = begun_ms.unwrap_or(now_ms);
+    let ends = held.until_ms.zip(span_ms);
+    let now_ms = ends.map_or(now_ms, |(end, span)| end.saturating_sub(span));
     let asked_ms = until.ms(now_ms);
-    let is_kept = is_as_before && held.until_ms != asked_ms;
-    if let Some(warning) = &warning {
-        warn(warning);
-    }
+    let kept = is_as_before && held.until_ms != asked_ms;
+    let stays = kept.then(|| {
+        let asked = asked_ms.map_or_else(String::new, date_time);
+        format!(
+            "that block was there before and stays, as it ends later than {asked}, which you asked for; to shorten it, \
+             unblock first"
+        )
+    });
     let stored = inspector.name(key, "");
-    if !output.is_json() {
-        let (title, text) = (named.title(stored.identity()), held.text(now_ms));
-        output.line(format!("{BOLD}{title}{BOLD:#} is {BAD}{text}{BAD:#}."))?;
-        output.hint(&held.origin().unwrap_or_default())?;
-        if is_kept {
-            let asked = asked_ms.map_or_else(String::new, date_time);
-            warn(format_args!(
-                "that block was there before and stays, as it ends later than {asked}, which you asked for; to shorten \
-                 it, unblock first"
-            ));
-        }
-    }
-    Ok(json!({
-        "identity": stored.identity(), "now_ms": now_ms, "blocked": held, "kept": is_kept, "warning": warning,
-    }))
+    let (title, text) = (named.title(stored.identity()), held.text(now_ms));
+    Ok(Done {
+        line: format!("{BOLD}{title}{BOLD:#} is {BAD}{text}{BAD:#}."),
+        hint: held.origin().unwrap_or_default(),
+        document: json!({
+            "identity": stored.identity(), "now_ms": now_ms, "blocked": held, "kept": kept, "warning": warning,
+        }),
+        warnings: warning.into_iter().chain(stays).collect(),
+    })
 }
 
 /// Does the same for each identity, and writes one document: with all identities if the arguments are a list. An error
-/// has the number of identities done before it.
+/// has the number of identities done before it. Warnings that differ by the identity alone are given once, and counted.
 async fn each(
     named: &[Named],
     (what, is_list): (&str, bool),
     inspector: &Inspector,
     output: &mut Output,
-    mut work: impl AsyncFnMut(&Named, &mut Output) -> Result<Value>,
+    mut work: impl AsyncFnMut(&Named) -> Result<Done>,
 ) -> Result<Vec<Value>> {
-    let mut documents = Vec::new();
+    let (mut documents, mut warned) = (Vec::new(), BTreeMap::<String, u64>::new());
     for named in named {
-        let done = work(named, output).await.map_err(|error| {
+        let done = work(named).await.map_err(|error| {
             let error = of_home(error, inspector, &named.key);
             match documents.len() {
                 0 => error,
                 done => error.of(format_args!("after {done} were {what}")),
             }
-        });
-        documents.push(done?);
+        })?;
+        let identity = done.document["identity"].as_str().unwrap_or_default();
+        for warning in &done.warnings {
+            let count = warned.entry(warning.replace(identity, "it")).or_default();
+            *count += 1;
+            if *count == 1 {
+                warn(warning);
+            }
+        }
+        if !output.is_json() {
+            output.line(&done.line)?;
+            output.hint(&done.hint)?;
+        }
+        documents.push(done.document);
+    }
+    for (warning, count) in warned.into_iter().filter(|it| it.1 > 1) {
+        warn(format_args!("for {} more: {warning}", count - 1));
     }
     match &documents[..] {
         _ if !output.is_json() => {}
@@ -221,106 +243,117 @@ pub(crate) fn unblock(
         // Fail here and not after the scan, which may take minutes.
         confirm::possible("nothing was unblocked")?;
     }
-    let named = match args.all {
-        true => Vec::new(),
-        false => args.identities.named(settings.ipv6_prefix())?,
-    };
     server::block_on(settings, async {
         let (store, inspector) = server::connect(settings).await?;
-        let Some(named) = args.confirmed(named, &inspector).await? else {
-            return Ok(false);
+        let (named, missing) = match args.all {
+            true => all_blocked(&inspector).await?,
+            false => (args.identities.named(settings.ipv6_prefix())?, Ok(())),
         };
+        let question = format!("Unblock all {}?", named.len());
+        if args.all && !args.yes && !named.is_empty() && !confirm::asked(question)? {
+            anstream::eprintln!("Nothing was unblocked.");
+            return Ok(false);
+        }
         let limiter = server::limiter(store, settings);
         let doubts = OnceCell::new();
-        let is_list = args.all || args.identities.is_list();
-        let all = each(
-            &named,
-            ("unblocked", is_list),
-            &inspector,
-            output,
-            async |named, output| {
-                let (mut document, text) = unblock_one(named, &limiter, &inspector).await?;
-                let warning = if document["was_blocked"] == false {
-                    let doubts = doubts.get_or_init(|| Doubts::new(&inspector, settings));
-                    doubts.await.of(&named.key).await
-                } else {
-                    None
-                };
-                if !output.is_json() {
-                    output.line(text)?;
-                    output.hint(warning.as_deref().unwrap_or_default())?;
-                }
-                document["warning"] = warning.into();
-                Ok(document)
-            },
-        );
-        let all = all.await?;
+        let work = async |named: &Named| {
+            let mut done = unblock_one(named, &limiter, &inspector).await?;
+            if done.document["was_blocked"] == false {
+                let doubts = doubts.get_or_init(|| Doubts::new(&inspector, settings, &[]));
+                done.hint = doubts.await.of(&named.key).await.text;
+            }
+            let warning = Some(&done.hint).filter(|it| !it.is_empty());
+            done.document["warning"] = json!(warning);
+            Ok(done)
+        };
+        let of = ("unblocked", args.all || args.identities.is_list());
+        let all = each(&named, of, &inspector, output, work).await?;
         if named.is_empty() && !output.is_json() {
             output.line("Nobody is blocked.")?;
-            output.hint(&hints::why_nothing(&inspector, settings, None, &[]).await)?;
+            output.hint(&hints::why_empty(&inspector, settings).await)?;
         }
+        missing?;
         let were_blocked = all.iter().all(|it| it["was_blocked"] == true);
         Ok(were_blocked && !named.is_empty())
     })
 }
 
-impl UnblockArgs {
-    /// The identities to unblock; `None` if you have said no.
-    async fn confirmed(
-        &self,
-        named: Vec<Named>,
-        inspector: &Inspector,
-    ) -> Result<Option<Vec<Named>>> {
-        if !self.all {
-            return Ok(Some(named));
-        }
-        let all = all_blocked(inspector).await?;
-        let (count, asks) = (all.len(), !self.yes && !all.is_empty());
-        if asks && !confirm::asked(format_args!("Unblock all {count}?"))? {
-            anstream::eprintln!("Nothing was unblocked.");
-            return Ok(None);
-        }
-        Ok(Some(all))
-    }
-}
-
-/// All identities with a stored block, including blocks that cannot be read.
-async fn all_blocked(inspector: &Inspector) -> Result<Vec<Named>> {
+/// All identities with a stored block, including blocks that cannot be read; and the error if a node is missing.
+async fn all_blocked(inspector: &Inspector) -> Result<(Vec<Named>, Result<()>)> {
     let mut identities = BTreeSet::new();
-    let scan = Scan::new(inspector, DEFAULT_LOAD).await?;
+    let mut scan = Scan::new(inspector, DEFAULT_LOAD).await?;
     scan.run(&inspector.all_blocks(), async |_, names| {
         identities.extend(names.iter().map(|name| name.identity().to_owned()));
         Ok(())
     })
     .await?;
     let identities = identities.iter();
-    Ok(identities.filter_map(|it| Named::listed(it)).collect())
+    let named = identities.filter_map(|it| Named::listed(it)).collect();
+    Ok((named, scan.end()))
 }
 
-/// Also returns the text.
-async fn unblock_one(
-    named: &Named,
-    limiter: &Limiter,
-    inspector: &Inspector,
-) -> Result<(Value, String)> {
+async fn unblock_one(named: &Named, limiter: &Limiter, inspector: &Inspector) -> Result<Done> {
     let now_ms = inspector.now_ms(&named.key).await?;
     let held = inspector.block(&named.key).await?;
     limiter.unblock(&named.key).await?;
     let level = LevelReport::of(&held, now_ms);
     let held = BlockReport::of(&held, now_ms);
     let stored = inspector.name(&named.key, "");
-    let title = format!("{BOLD}{}{BOLD:#}", named.title(stored.identity()));
-    let text = match (&held, &level) {
-        (Err(_), _) => format!("{title}: a block that could not be read was deleted."),
-        (Ok(Some(_)), _) => format!("{title} is no longer blocked."),
-        (Ok(None), Some(_)) => format!("{title} was not blocked; its ban level is cleared."),
-        (Ok(None), None) => format!("{title} was not blocked."),
+    let said = match (&held, &level) {
+        (Err(_), _) => ": a block that could not be read was deleted.",
+        (Ok(Some(_)), _) => " is no longer blocked.",
+        (Ok(None), Some(_)) => " was not blocked; its ban level is cleared.",
+        (Ok(None), None) => " was not blocked.",
     };
     let was_blocked = !matches!(held, Ok(None));
-    let document = json!({
-        "identity": stored.identity(), "now_ms": now_ms, "was_blocked": was_blocked, "ban_level": level,
-    });
-    Ok((document, text))
+    Ok(Done {
+        line: format!("{BOLD}{}{BOLD:#}{said}", named.title(stored.identity())),
+        document: json!({
+            "identity": stored.identity(), "now_ms": now_ms, "was_blocked": was_blocked, "ban_level": level,
+        }),
+        hint: String::new(),
+        warnings: Vec::new(),
+    })
+}
+
+/// Reasons to doubt that a block of these identities has an effect.
+struct Doubts<'a> {
+    inspector: &'a Inspector,
+    hints: Hints<'a>,
+    /// The identities that the service has denied within the last hour. Empty if the tool may not read them.
+    denied: HashSet<String>,
+}
+
+impl<'a> Doubts<'a> {
+    async fn new(
+        inspector: &'a Inspector,
+        settings: &Settings,
+        published: &[PublishedPolicy],
+    ) -> Self {
+        let denials = match inspector.index_now_ms().await {
+            Ok(now_ms) => inspector.denials(now_ms).await.unwrap_or_default(),
+            Err(_) => Vec::new(),
+        };
+        Self {
+            inspector,
+            hints: Hints::look(inspector, settings, published).await,
+            denied: denials.iter().map(|it| it.identity().to_owned()).collect(),
+        }
+    }
+
+    /// The reason why the service may not know this identity. Missing counts prove nothing: those of a blocked identity
+    /// expire.
+    async fn of(&self, key: &Key) -> Why {
+        let held = self.inspector.block(key).await.ok().and_then(Result::ok);
+        let stored = self.inspector.name(key, "");
+        let why = match held.flatten().map(|(block, _)| block.source()) {
+            Some(BlockedBy::Ban) => None,
+            _ if self.denied.contains(stored.identity()) => None,
+            Some(_) => self.hints.why_misnamed(stored.identity()),
+            None => self.hints.why_unknown(key).await.unwrap_or_default(),
+        };
+        why.unwrap_or_default()
+    }
 }
 
 /// The user that runs the tool, if the system says so.

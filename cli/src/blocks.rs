@@ -5,12 +5,13 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use clap::Args;
 use serde_json::{Value, json};
+use sluicegate::StoreError;
 use sluicegate::store::redis::inspect::{Inspector, StoredBlock, StoredName};
 
 use super::block_report::{BlockReport, LevelReport};
 use super::scan::{DEFAULT_LOAD, Scan, Share};
 use super::text::{date_time, span};
-use super::{Output, Result, Settings, Table, hints, server};
+use super::{Error, Output, Result, Settings, Table, hints, server};
 
 const EXAMPLES: &str = include_str!("help/blocks.txt");
 
@@ -44,50 +45,65 @@ struct Found<'a> {
     blocks: BTreeMap<String, Listed>,
     /// Hashes of all identities, because a scan may return an identity twice.
     seen: HashSet<u64>,
+    /// Whether all keys are scanned, instead of the index.
+    scanned: bool,
 }
 
 /// A block and a level at a time, or the reason why the block cannot be read.
 type Listed = Result<(BlockReport, Option<LevelReport>, u64), String>;
 
 pub(crate) fn run(args: &BlocksArgs, settings: &Settings, output: &mut Output) -> Result<bool> {
-    let (found, why) = server::inspect(settings, async |inspector| {
-        let found = find(args, &inspector).await?;
-        let why = match found.blocks.is_empty() && args.by.is_none() && !output.is_json() {
-            true => hints::why_nothing(&inspector, settings, None, &[]).await,
+    server::inspect(settings, async |inspector| {
+        let (blocks, seen, scanned) = (BTreeMap::new(), HashSet::new(), args.scan);
+        let mut found = Found {
+            args,
+            blocks,
+            seen,
+            scanned,
+        };
+        let missing = found.find(&inspector).await?;
+        let is_none = found.blocks.is_empty() && args.by.is_none() && !output.is_json();
+        let why = match is_none {
+            true => hints::why_empty(&inspector, settings).await,
             false => String::new(),
         };
-        Ok((found, why))
-    })?;
-    output.report(&found.document(), |_, output| found.write(&why, output))?;
-    Ok(true)
-}
-
-async fn find<'a>(args: &'a BlocksArgs, inspector: &Inspector) -> Result<Found<'a>> {
-    let (blocks, seen) = (BTreeMap::new(), HashSet::new());
-    let mut found = Found { args, blocks, seen };
-    if args.scan {
-        let scan = Scan::new(inspector, args.load).await?;
-        let batch = async |server: &Inspector, names: Vec<StoredName>| {
-            let now_ms = server.index_now_ms().await?;
-            found.add(&names, server.blocks(&names).await?, now_ms);
-            Ok(())
-        };
-        scan.run(&inspector.all_blocks(), batch).await?;
-        return Ok(found);
-    }
-    let mut cursor = 0;
-    loop {
-        let (next, names) = inspector.indexed_blocks(cursor, BATCH).await?;
-        let now_ms = inspector.index_now_ms().await?;
-        found.add(&names, inspector.blocks(&names).await?, now_ms);
-        cursor = next;
-        if cursor == 0 {
-            return Ok(found);
-        }
-    }
+        output.report(&found.document(), |_, output| found.write(&why, output))?;
+        missing.map(|()| true)
+    })
 }
 
 impl Found<'_> {
+    /// Reads the index, or scans: also if the node of the index does not answer. The inner error says that a node is missing.
+    async fn find(&mut self, inspector: &Inspector) -> Result<Result<()>> {
+        if !self.scanned {
+            match self.read_index(inspector).await.map_err(Error::from) {
+                Err(error) if error.is_away => self.scanned = true,
+                read => return read.map(Ok),
+            }
+        }
+        let mut scan = Scan::new(inspector, self.args.load).await?;
+        let batch = async |server: &Inspector, names: Vec<StoredName>| {
+            let now_ms = server.index_now_ms().await?;
+            self.add(&names, server.blocks(&names).await?, now_ms);
+            Ok(())
+        };
+        scan.run(&inspector.all_blocks(), batch).await?;
+        Ok(scan.end())
+    }
+
+    async fn read_index(&mut self, inspector: &Inspector) -> Result<(), StoreError> {
+        let mut cursor = 0;
+        loop {
+            let (next, names) = inspector.indexed_blocks(cursor, BATCH).await?;
+            let now_ms = inspector.index_now_ms().await?;
+            self.add(&names, inspector.blocks(&names).await?, now_ms);
+            cursor = next;
+            if cursor == 0 {
+                return Ok(());
+            }
+        }
+    }
+
     fn add(&mut self, names: &[StoredName], blocks: Vec<StoredBlock>, now_ms: u64) {
         for (name, block) in names.iter().zip(blocks) {
             let listed = match (BlockReport::of(&block, now_ms), &block) {
@@ -122,7 +138,7 @@ impl Found<'_> {
             }
         }
         json!({
-            "scanned": self.args.scan, "total": self.seen.len(), "blocks": blocks, "unreadable": unreadable,
+            "scanned": self.scanned, "total": self.seen.len(), "blocks": blocks, "unreadable": unreadable,
         })
     }
 
@@ -133,7 +149,7 @@ impl Found<'_> {
             }
             output.line("Nobody is blocked.")?;
             output.hint(why)?;
-            return output.hint(match self.args.scan {
+            return output.hint(match self.scanned {
                 true => "",
                 false => "Blocks that are not in the index are found by --scan",
             });

@@ -9,9 +9,9 @@ use sluicegate::store::redis::inspect::Inspector;
 use sluicegate::{Key, Policy, Rule};
 
 use super::hints::Hints;
-use super::identity::IdentityArgs;
+use super::identity::IdentitiesArgs;
 use super::text::{grouped, millis, printable, span};
-use super::{BOLD, Cell, Error, Output, Result, Settings, Table, hints, policies_file, server};
+use super::{BOLD, Cell, Error, Output, Result, Settings, Table, policies_file, published, server};
 
 const EXAMPLES: &str = include_str!("help/contributors.txt");
 
@@ -19,13 +19,13 @@ const EXAMPLES: &str = include_str!("help/contributors.txt");
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ContributorsArgs {
     #[command(flatten)]
-    identity: IdentityArgs,
+    identities: IdentitiesArgs,
 
     /// The name of the policy
     #[arg(long, value_name = "NAME")]
     policy: String,
 
-    /// The policies of the service, for the window; default: the file in sluicegate.toml
+    /// The policies of the service, for the window; default: the file in sluicegate.toml, or what services publish
     #[arg(long, value_name = "FILE", conflicts_with = "window")]
     policies: Option<PathBuf>,
 
@@ -46,15 +46,19 @@ pub(crate) fn run(
     settings: &Settings,
     output: &mut Output,
 ) -> Result<bool> {
-    let key = args.identity.named(settings.ipv6_prefix())?.key;
+    let key = args.identities.one(settings.ipv6_prefix())?.key;
     let policy = policy(args, settings)?;
-    let (all, why) = server::inspect(settings, async |inspector| {
+    let (policy, all, why) = server::inspect(settings, async |inspector| {
+        let policy = match policy {
+            Some(policy) => policy,
+            None => published(&args.policy, settings, &inspector).await?,
+        };
         let all = inspector.contributors(&policy, &key).await?;
         let why = match all.iter().next().is_none() && !output.is_json() {
-            true => why_none(&args.policy, &key, &inspector, settings).await,
+            true => why_none(&args.policy, &key, &inspector, settings).await?,
             false => String::new(),
         };
-        Ok((all, why))
+        Ok((policy, all, why))
     })?;
     // If two windows are equal, use the first rule.
     let longest = policy
@@ -107,19 +111,30 @@ fn listed(all: &Contributors, number: usize) -> (Vec<Value>, Table, u64) {
     (rows, table, listed)
 }
 
-/// The policy of the service, or one with this window: the limit does not matter here.
-fn policy(args: &ContributorsArgs, settings: &Settings) -> Result<Policy> {
+/// The policy of the file, or one with this window: the limit does not matter here. `None` without either.
+fn policy(args: &ContributorsArgs, settings: &Settings) -> Result<Option<Policy>> {
     if let Some(rule) = args.window {
-        return Policy::new(&args.policy, [rule]).map_err(Error::usage);
+        return Ok(Some(
+            Policy::new(&args.policy, [rule]).map_err(Error::usage)?,
+        ));
     }
     let Some(file) = settings.policies_or(args.policies.as_deref()) else {
-        return Err(Error::usage(
-            "the window is needed: give --policies FILE or --window TIME, or write `policies = \"FILE\"` into \
-             sluicegate.toml",
-        ));
+        return Ok(None);
     };
     let policies = policies_file::load(file)?;
-    policies_file::named(&policies, file, &args.policy).cloned()
+    Ok(Some(
+        policies_file::named(&policies, file, &args.policy)?.clone(),
+    ))
+}
+
+async fn published(name: &str, settings: &Settings, inspector: &Inspector) -> Result<Policy> {
+    let limits = published::limits(settings, None, inspector).await?;
+    limits.of(name).pop().ok_or_else(|| {
+        Error::usage(
+            "the window is needed, and no service publishes this policy: give --policies FILE or --window TIME, or write \
+             `policies = \"FILE\"` into sluicegate.toml",
+        )
+    })
 }
 
 fn parse_window(text: &str) -> Result<Rule, String> {
@@ -151,22 +166,25 @@ fn window_ms(rule: &Rule) -> u64 {
     }
 }
 
-async fn why_none(policy: &str, key: &Key, inspector: &Inspector, settings: &Settings) -> String {
-    let why = async {
-        let hints = Hints::look(inspector, settings).await?;
-        match hints.why_no_policy(policy) {
-            None => hints.why_unknown(inspector, key).await,
-            why => Ok(why),
-        }
+async fn why_none(
+    policy: &str,
+    key: &Key,
+    inspector: &Inspector,
+    settings: &Settings,
+) -> Result<String> {
+    let hints = Hints::look(inspector, settings, &[]).await;
+    let why = match hints.why_no_policy(policy) {
+        None => hints.why_unknown(key).await?,
+        why => why,
     };
-    let why = why
-        .await
-        .unwrap_or_else(|error: Error| hints::unchecked(&error));
-    why.unwrap_or_else(|| {
-        "Counts are stored for it: does the service name contributors under this policy (`Charge::with_contributor`, or \
-         `contributors` of the layer), and is the window that of its longest rule?"
-            .into()
-    })
+    Ok(why.map_or_else(
+        || {
+            "Counts are stored for it: does the service name contributors under this policy (`Charge::with_contributor`, or \
+             `contributors` of the layer), and is the window that of its longest rule?"
+                .into()
+        },
+        |why| why.text,
+    ))
 }
 
 #[cfg(test)]

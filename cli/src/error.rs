@@ -14,6 +14,8 @@ pub(crate) struct Error {
     exit: u8,
     /// Empty if the reader has closed the pipe.
     message: String,
+    /// Whether there is no answer from the server, or from a node.
+    pub(crate) is_away: bool,
 }
 
 pub(crate) type Result<T, E = Error> = std::result::Result<T, E>;
@@ -24,9 +26,11 @@ const SERVER: u8 = 3;
 impl Error {
     /// Arguments, settings or files that cannot be used: exit code 2.
     pub(crate) fn usage(message: impl fmt::Display) -> Self {
+        let (exit, message, is_away) = (USAGE, message.to_string(), false);
         Self {
-            exit: USAGE,
-            message: message.to_string(),
+            exit,
+            message,
+            is_away,
         }
     }
 
@@ -37,10 +41,8 @@ impl Error {
 
     /// A server that cannot be reached, or that answered with an error: exit code 3.
     pub(crate) fn server(message: impl fmt::Display) -> Self {
-        Self {
-            exit: SERVER,
-            message: message.to_string(),
-        }
+        let (exit, usage) = (SERVER, Self::usage(message));
+        Self { exit, ..usage }
     }
 
     /// The message for you.
@@ -82,10 +84,8 @@ pub(crate) fn warn(message: impl fmt::Display) {
 impl From<io::Error> for Error {
     fn from(error: io::Error) -> Self {
         if error.kind() == io::ErrorKind::BrokenPipe {
-            Self {
-                exit: 0,
-                message: String::new(),
-            }
+            let (exit, silent) = (0, Self::usage(""));
+            Self { exit, ..silent }
         } else {
             Self::usage(format_args!("cannot write the result: {error}"))
         }
@@ -101,10 +101,16 @@ impl From<StoreError> for Error {
             (_, Some("NOPERM"), Some(cause)) if cause.starts_with("the right") => cause,
             (_, Some("NOPERM"), _) => "`--help` of each verb names those that it needs",
             (_, Some(code), _) => code,
+            (_, None, Some("Parse")) => "is there a Redis server at this port?",
             (_, None, Some(cause)) => cause,
-            (_, None, None) => return Self::server(error),
+            (_, None, None) => "no more is known",
         };
-        Self::server(format_args!("{error}: {more}"))
+        let is_away = matches!(
+            error.kind(),
+            StoreErrorKind::Unavailable | StoreErrorKind::Timeout
+        );
+        let known = Self::server(format_args!("{error}: {more}"));
+        Self { is_away, ..known }
     }
 }
 

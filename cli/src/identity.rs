@@ -22,28 +22,7 @@ const MAX_STDIN: u64 = 1 << 20;
 /// The limit for a list of identities. A longer file was probably given by mistake.
 const MAX_FILE: u64 = 16 << 20;
 
-/// The argument of verbs about one identity.
-#[derive(Args)]
-pub(crate) struct IdentityArgs {
-    /// KIND=VALUE, for instance ip=203.0.113.7, user=alice, header:x-api-key=VALUE or cookie:session=VALUE. With - as
-    /// VALUE, it is read from stdin, which keeps a secret out of the shell's history. If you do not know the value, the
-    /// form that `top` and `blocks` list: 'header=#5877c54e…'
-    #[arg(value_name = "IDENTITY")]
-    identity: Identity,
-
-    /// The service keeps only a hash of the value (`Key::secret`), as it always does for headers and cookies
-    #[arg(long)]
-    hashed: bool,
-}
-
-impl IdentityArgs {
-    /// The identity, if the service's extractors use `ipv6_prefix` bits of an IPv6 address.
-    pub(crate) fn named(&self, ipv6_prefix: u8) -> Result<Named> {
-        Named::new(self.identity.clone(), self.hashed, ipv6_prefix)
-    }
-}
-
-/// The arguments of verbs about several identities.
+/// The identities in the arguments of a verb.
 #[derive(Args)]
 pub(crate) struct IdentitiesArgs {
     /// One or several: KIND=VALUE, for instance ip=203.0.113.7, user=alice, header:x-api-key=VALUE or
@@ -69,15 +48,6 @@ pub(crate) struct Named {
 }
 
 impl Named {
-    fn new(identity: Identity, hashed: bool, ipv6_prefix: u8) -> Result<Self> {
-        let key = identity.key(hashed, ipv6_prefix)?;
-        Ok(Self {
-            key,
-            identity,
-            hashed,
-        })
-    }
-
     /// An identity in the form that the store lists: `user=alice`, or a hash. `None` for other text.
     pub(crate) fn listed(stored: &str) -> Option<Self> {
         let (kind, value) = stored.split_once('=')?;
@@ -146,10 +116,23 @@ impl IdentitiesArgs {
         Ok(named)
     }
 
+    /// The only identity, of verbs that show one.
+    pub(crate) fn one(&self, ipv6_prefix: u8) -> Result<Named> {
+        let mut named = self.named(ipv6_prefix)?;
+        match named.pop().filter(|_| named.is_empty()) {
+            Some(one) => Ok(one),
+            None => Err(Error::usage("name one identity: this verb takes no others")),
+        }
+    }
+
     fn add(&self, all: &mut Vec<Named>, identity: Identity, ipv6_prefix: u8) -> Result<()> {
-        let named = Named::new(identity, self.hashed, ipv6_prefix)?;
-        if !all.iter().any(|other| other.key == named.key) {
-            all.push(named);
+        let (key, hashed) = (identity.key(self.hashed, ipv6_prefix)?, self.hashed);
+        if !all.iter().any(|other| other.key == key) {
+            all.push(Named {
+                key,
+                identity,
+                hashed,
+            });
         }
         Ok(())
     }

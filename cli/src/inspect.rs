@@ -1,11 +1,11 @@
-//! `sluicegate inspect` and `sluicegate explain`: everything that is stored for one identity, and the answer to a
-//! request.
+//! `sluicegate inspect` and `sluicegate explain`: everything that is stored for identities, and the answer to a request.
 
 use clap::Args;
+use serde_json::json;
 
-use super::reading::{ReadArgs, Reader};
+use super::reading::ReadArgs;
 use super::report::Report;
-use super::{Error, Output, Result, Settings, server};
+use super::{BAD, GOOD, Output, Result, Settings, server};
 
 const EXAMPLES: &str = include_str!("help/inspect.txt");
 
@@ -30,9 +30,11 @@ pub(crate) struct ExplainArgs {
 }
 
 pub(crate) fn run(args: &InspectArgs, settings: &Settings, output: &mut Output) -> Result<bool> {
-    let mut report = read(&args.read, settings, 1, |_| Ok(()))?;
-    report.unreadable_block.take().map_or(Ok(()), Err)?;
-    show(&report, output)?;
+    let mut reports = read(&args.read, settings, None)?;
+    for report in &mut reports {
+        report.unreadable_block.take().map_or(Ok(()), Err)?;
+    }
+    show(&reports, output)?;
     Ok(true)
 }
 
@@ -41,44 +43,52 @@ pub(crate) fn explain(
     settings: &Settings,
     output: &mut Output,
 ) -> Result<bool> {
-    let mut report = read(&args.read, settings, args.cost, limits)?;
-    report.unreadable().map_or(Ok(()), Err)?;
-    show(&report, output)?;
-    Ok(report.verdict.passes)
+    let mut reports = read(&args.read, settings, Some(args.cost))?;
+    for report in &mut reports {
+        report.unreadable().map_or(Ok(()), Err)?;
+    }
+    show(&reports, output)?;
+    Ok(reports.iter().all(|report| report.verdict.passes))
 }
 
-fn read(
-    args: &ReadArgs,
-    settings: &Settings,
-    cost: u64,
-    check: impl FnOnce(&Reader<'_>) -> Result<()>,
-) -> Result<Report> {
+/// Reads all identities. With a cost, the limits are needed.
+fn read(args: &ReadArgs, settings: &Settings, cost: Option<u64>) -> Result<Vec<Report>> {
     server::inspect(settings, async |inspector| {
-        let reader = args.reader(settings, inspector).await?;
-        check(&reader)?;
-        let mut report = reader.read(cost).await?;
-        reader.complete(&mut report).await;
-        Ok(report)
+        let limits = args.limits(settings, &inspector).await?;
+        if limits.policies.is_none() && cost.is_some() {
+            limits.why_none()?;
+        }
+        let mut reports = Vec::new();
+        for named in args.identities.named(settings.ipv6_prefix())? {
+            let reader = args.reader(settings, &inspector, &limits, named).await?;
+            let mut report = reader.read(cost.unwrap_or(1)).await?;
+            reader.complete(&mut report).await;
+            reports.push(report);
+        }
+        Ok(reports)
     })
 }
 
-fn show(report: &Report, output: &mut Output) -> Result<()> {
-    output.report(report, |report, output| {
-        report.write(output)?;
-        report.write_answer(output)
-    })
-}
-
-/// An error without limits: there is no answer then.
-fn limits(reader: &Reader<'_>) -> Result<()> {
-    const HOW: &str = "give --policies FILE, or write `policies = \"FILE\"` into sluicegate.toml";
-    match (&reader.limits.policies, &reader.limits.unpublished) {
-        (Some(_), _) => Ok(()),
-        (None, Some(why)) => Err(Error::server(format_args!(
-            "the limits are needed, and the published policies could not be read: {why}; or {HOW}"
-        ))),
-        (None, None) => Err(Error::usage(format_args!(
-            "the limits are needed, and the service publishes none: {HOW}"
-        ))),
+/// Shows one identity, or the several identities of one request: it passes if all do.
+fn show(reports: &[Report], output: &mut Output) -> Result<()> {
+    let passes = reports.iter().all(|report| report.verdict.passes);
+    if let ([_, _, ..], true) = (reports, output.is_json()) {
+        return output.document(&json!({ "passes": passes, "identities": reports }));
+    }
+    for report in reports {
+        output.report(report, |report, output| {
+            report.write(output)?;
+            report.write_answer(output)
+        })?;
+    }
+    let fails = reports.iter().filter(|report| !report.verdict.passes);
+    let fails: Vec<&str> = fails.map(|report| report.title.as_str()).collect();
+    match (reports.len(), fails.is_empty()) {
+        (0 | 1, _) => Ok(()),
+        (_, true) => output.styled(GOOD, "A request of all of these passes."),
+        (_, false) => output.line(format!(
+            "{BAD}A request of all of these does not pass:{BAD:#} see {}.",
+            fails.join(", ")
+        )),
     }
 }

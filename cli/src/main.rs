@@ -8,6 +8,7 @@ mod check;
 mod confirm;
 mod contributors;
 mod denied;
+mod doctor;
 mod error;
 mod hash;
 mod hints;
@@ -63,6 +64,7 @@ fn run(cli: Cli) -> Result<bool> {
         Command::Explain(args) => inspect::explain(&args, &settings()?, output),
         Command::Top(args) => top::run(&args, &settings()?, output),
         Command::Watch(args) => watch::run(&args, &settings()?, output),
+        Command::Doctor(args) => doctor::run(&args, &settings()?, output),
         Command::Block(args) => block::block(&args, &settings()?, output),
         Command::Unblock(args) => block::unblock(&args, &settings()?, output),
         Command::Blocks(args) => blocks::run(&args, &settings()?, output),

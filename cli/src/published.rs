@@ -29,12 +29,12 @@ pub(crate) fn run(_: &PoliciesArgs, settings: &Settings, output: &mut Output) ->
         let now_ms = inspector.index_now_ms().await?;
         let published = inspector.policies().await?;
         let why = match published.is_empty() && !output.is_json() {
-            true => hints::why_nothing(&inspector, settings, None, &[]).await,
+            true => hints::why_empty(&inspector, settings).await,
             false => String::new(),
         };
         Ok((by_name(published), now_ms, why))
     })?;
-    let (rows, table, differing, has_shadow) = listed(&published, now_ms);
+    let (rows, table, differing, has_shadow) = definitions(&published, now_ms);
     output.report(&json!({ "policies": rows }), |_, output| {
         if published.is_empty() {
             output.line("No policies are published.")?;
@@ -53,7 +53,7 @@ pub(crate) fn run(_: &PoliciesArgs, settings: &Settings, output: &mut Output) ->
 }
 
 /// The definitions as JSON and as a table, the policies in which processes differ, and whether any is a shadow.
-fn listed(
+fn definitions(
     published: &BTreeMap<String, Vec<PublishedPolicy>>,
     now_ms: u64,
 ) -> (Vec<Value>, Table, Vec<&String>, bool) {
@@ -101,7 +101,7 @@ pub(crate) struct Limits {
     /// Completes a sentence about a stored policy or rule that the source of the limits does not have.
     pub(crate) lacks: &'static str,
     /// The reason why the published policies could not be read; `None` if they were.
-    pub(crate) unpublished: Option<String>,
+    pub(crate) unpublished: Option<Error>,
 }
 
 impl Limits {
@@ -118,6 +118,23 @@ impl Limits {
         let mut names: Vec<String> = all.map(|policy| policy.name().to_owned()).collect();
         names.dedup();
         names
+    }
+
+    /// The error of a verb that needs limits where there are none. If a node of a cluster does not answer, the verb says
+    /// what it can without them.
+    pub(crate) fn why_none(&self) -> Result<()> {
+        const HOW: &str =
+            "give --policies FILE, or write `policies = \"FILE\"` into sluicegate.toml";
+        match &self.unpublished {
+            Some(error) if error.is_away => Ok(()),
+            Some(error) => Err(Error::server(format_args!(
+                "the limits are needed, and the published policies could not be read: {}; or {HOW}",
+                error.message()
+            ))),
+            None => Err(Error::usage(format_args!(
+                "the limits are needed, and the service publishes none: {HOW}"
+            ))),
+        }
     }
 }
 
@@ -213,7 +230,7 @@ pub(crate) async fn limits(
         if error.kind() != StoreErrorKind::AccessDenied {
             warn(format_args!("published policies are not read: {error}"));
         }
-        unpublished = Some(Error::from(error).message().to_owned());
+        unpublished = Some(error.into());
         Vec::new()
     });
     let names = by_name(published.clone());

@@ -10,19 +10,19 @@ use sluicegate::{Key, Policy};
 
 use super::denied::DenialReport;
 use super::error::warn;
-use super::hints::Hints;
-use super::identity::{IdentityArgs, Named};
+use super::hints::{Hints, Why};
+use super::identity::{IdentitiesArgs, Named};
 use super::published::{Differing, Limits};
 use super::report::{Report, Stored};
 use super::scan::{DEFAULT_LOAD, Scan, of_home};
 use super::text::millis;
-use super::{Result, Settings, hints, policies_file, published};
+use super::{Error, Result, Settings, policies_file, published};
 
-/// The arguments of verbs that read the counts of an identity.
+/// The arguments of verbs that read the counts of identities.
 #[derive(Args)]
 pub(crate) struct ReadArgs {
     #[command(flatten)]
-    identity: IdentityArgs,
+    pub(crate) identities: IdentitiesArgs,
 
     /// The service's policies, instead of those that it publishes. Without either, the tool scans all keys of the
     /// server to find those of the identity [default: `policies` of the configuration file]
@@ -42,48 +42,65 @@ pub(crate) struct ReadArgs {
 pub(crate) struct Reader<'a> {
     args: &'a ReadArgs,
     settings: &'a Settings,
-    pub(crate) inspector: Inspector,
+    inspector: &'a Inspector,
     pub(crate) key: Key,
     named: Named,
     /// The keys to read, each with its policies: none without known limits, several if plans share the name.
     /// Slots have a key for each expiry.
     keys: Vec<(StoredName, Vec<Policy>)>,
-    pub(crate) limits: Limits,
+    pub(crate) limits: &'a Limits,
     /// The reason why a block may have no effect; `None` if that is not known.
-    pub(crate) unenforced: Option<String>,
+    unenforced: Option<String>,
 }
 
 impl ReadArgs {
-    /// Chooses the keys to read: for the policies in the arguments or the file, or those that a SCAN finds.
-    pub(crate) async fn reader<'a>(
-        &'a self,
-        settings: &'a Settings,
-        inspector: Inspector,
-    ) -> Result<Reader<'a>> {
-        let named = self.identity.named(settings.ipv6_prefix())?;
-        let key = named.key.clone();
+    /// Reads the limits, from the file or as services publish them.
+    pub(crate) async fn limits(
+        &self,
+        settings: &Settings,
+        inspector: &Inspector,
+    ) -> Result<Limits> {
         let file = self.policies.as_deref();
-        let mut limits = published::limits(settings, file, &inspector).await?;
+        let limits = published::limits(settings, file, inspector).await?;
         if let (Some(known), Some(file)) = (&limits.policies, settings.policies_or(file)) {
             for name in &self.only {
                 policies_file::named(known, file, name)?;
             }
         }
+        Ok(limits)
+    }
+
+    /// Chooses the keys to read: for the policies in the arguments or the file, or those that a SCAN finds.
+    pub(crate) async fn reader<'a>(
+        &'a self,
+        settings: &'a Settings,
+        inspector: &'a Inspector,
+        limits: &'a Limits,
+        named: Named,
+    ) -> Result<Reader<'a>> {
+        let key = named.key.clone();
         let names = match self.only.is_empty() {
             true => limits.names(),
             false => self.only.clone(),
         };
         let mut keys = Vec::new();
         for name in names {
-            add_keys(&mut keys, &inspector, &key, &name, limits.of(&name));
+            add_keys(&mut keys, inspector, &key, &name, limits.of(&name));
         }
         if limits.policies.is_none() && self.only.is_empty() {
             // Nothing names a policy, so only a scan finds the keys.
-            let names = found(&inspector, &key).await?.into_iter();
-            keys = names.map(|name| (name, Vec::new())).collect();
+            let found = found(inspector, &key).await;
+            // The right that is missing first is the one to name.
+            let names = found.map_err(|error| match &limits.unpublished {
+                Some(why) => Error::server(format_args!(
+                    "{}; and the published policies could not be read: {}",
+                    error.message(),
+                    why.message()
+                )),
+                None => error,
+            });
+            keys = names?.into_iter().map(|name| (name, Vec::new())).collect();
         }
-        let is_read = |it: &Differing| keys.iter().any(|(name, _)| name.policy() == it.policy);
-        limits.differing.retain(is_read);
         let unenforced = published::why_unenforced(&limits.published, &key);
         Ok(Reader {
             args: self,
@@ -102,14 +119,14 @@ impl Reader<'_> {
     /// Reads once, for a request of this cost.
     pub(crate) async fn read(&self, cost: u64) -> Result<Report> {
         let stored = self.stored().await;
-        let stored = stored.map_err(|error| of_home(error, &self.inspector, &self.key))?;
+        let stored = stored.map_err(|error| of_home(error, self.inspector, &self.key))?;
         let mut report = Report::of(&stored, cost)?;
         report.title = self.named.title(&report.identity);
         Ok(report)
     }
 
     async fn stored(&self) -> Result<Stored<'_>> {
-        let (inspector, key) = (&self.inspector, &self.key);
+        let (inspector, key) = (self.inspector, &self.key);
         // A proxy such as twemproxy does not pass TIME on.
         let now_ms = if self.args.local_clock {
             let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
@@ -123,10 +140,13 @@ impl Reader<'_> {
             has_slots |= name.slots_expire_after_ms().is_some() && matches!(value, Ok(Some(_)));
             values.push((name, &policies[..], value));
         }
+        let is_read = |it: &&Differing| self.reads(&it.policy);
+        let differing = self.limits.differing.iter().filter(is_read);
         Ok(Stored {
             key,
             identity: inspector.name(key, "").identity().to_owned(),
-            limits: &self.limits,
+            limits: self.limits,
+            differing: differing.cloned().collect(),
             unenforced: self.unenforced.as_deref(),
             now_ms,
             values,
@@ -145,15 +165,23 @@ impl Reader<'_> {
     pub(crate) async fn complete(&self, report: &mut Report) {
         report.denied = self.denied(report).await;
         report.other_policies = self.other_policies().await;
-        if report.is_empty() {
-            report.why = Some(self.why_nothing().await).filter(|why| !why.is_empty());
+        if !report.is_empty() {
+            return;
         }
+        let why = self.why_nothing().await;
+        // Nothing proves that the hash was made with the service's secret.
+        let is_hash = report.identity.contains("=#");
+        if why.is_misnamed || is_hash {
+            report.doubt();
+        }
+        report.why = Some(why.text).filter(|why| !why.is_empty());
     }
 
     /// The reason why nothing is stored for the identity under these policies.
-    pub(crate) async fn why_nothing(&self) -> String {
-        let (inspector, key) = (&self.inspector, Some(&self.key));
-        hints::why_nothing(inspector, self.settings, key, &self.known()).await
+    pub(crate) async fn why_nothing(&self) -> Why {
+        let hints = self.hints().await;
+        let why = hints.why_nothing(Some(&self.key), &self.known()).await;
+        why.unwrap_or_default()
     }
 
     /// Other policies than these with a stored value for the identity, within the sample. Empty if the user may not
@@ -162,20 +190,22 @@ impl Reader<'_> {
         if self.limits.policies.is_none() || !self.args.only.is_empty() {
             return Vec::new();
         }
-        let Ok(hints) = Hints::look(&self.inspector, self.settings).await else {
-            return Vec::new();
-        };
-        let others = hints
-            .stored(&self.inspector, &self.key, &self.known())
-            .await;
+        let hints = self.hints().await;
+        let others = hints.stored(&self.key, &self.known()).await;
         others.unwrap_or_default()
     }
 
+    async fn hints(&self) -> Hints<'_> {
+        Hints::look(self.inspector, self.settings, &self.limits.published).await
+    }
+
     fn known(&self) -> Vec<String> {
-        self.keys
-            .iter()
-            .map(|it| it.0.policy().to_owned())
-            .collect()
+        let keys = self.keys.iter();
+        keys.map(|it| it.0.policy().to_owned()).collect()
+    }
+
+    fn reads(&self, policy: &str) -> bool {
+        self.keys.iter().any(|(name, _)| name.policy() == policy)
     }
 
     /// The recent denials of the identity, by these policies or by a block. `None` if the tool may not read them.
@@ -189,8 +219,8 @@ impl Reader<'_> {
                 return None;
             }
         };
-        let is_read = |policy: &str| self.keys.iter().any(|(name, _)| name.policy() == policy);
         let denied = denials.iter().filter(|denied| {
+            let is_read = |policy: &str| self.reads(policy);
             denied.identity() == report.identity && denied.policy().is_none_or(is_read)
         });
         Some(denied.map(DenialReport::of).collect())
@@ -222,7 +252,8 @@ fn add_keys(
 /// left out, with a warning: other versions read and reset them.
 async fn found(inspector: &Inspector, key: &Key) -> Result<Vec<StoredName>> {
     let mut names = Vec::new();
-    let scan = Scan::new(inspector, DEFAULT_LOAD).await?;
+    let mut scan = Scan::new(inspector, DEFAULT_LOAD).await?;
+    // A node that does not answer has no keys of this identity, or reading them fails.
     scan.run(&inspector.all_of(key), async |_, found| {
         names.extend(found);
         Ok(())
@@ -232,9 +263,8 @@ async fn found(inspector: &Inspector, key: &Key) -> Result<Vec<StoredName>> {
     names.sort_unstable_by_key(order);
     names.dedup();
     let own = inspector.name(key, "p").form();
-    let (names, others): (Vec<_>, Vec<_>) = names
-        .into_iter()
-        .partition(|name| name.form().is_none() || name.form() == own);
+    let is_other = |name: &StoredName| name.form().is_some() && name.form() != own;
+    let (others, names): (Vec<_>, Vec<_>) = names.into_iter().partition(is_other);
     if let Some(other) = others.first() {
         warn(format!(
             "counts of another stored form are left out, which another version of this crate keeps: {} has form {}",

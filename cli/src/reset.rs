@@ -31,7 +31,10 @@ pub(crate) fn run(args: &ResetArgs, settings: &Settings, output: &mut Output) ->
     }
     server::block_on(settings, async {
         let (store, inspector) = server::connect(settings).await?;
-        let reader = args.read.reader(settings, inspector).await?;
+        let named = args.read.identities.one(settings.ipv6_prefix())?;
+        let limits = args.read.limits(settings, &inspector).await?;
+        let reader = args.read.reader(settings, &inspector, &limits, named);
+        let reader = reader.await?;
         let report = reader.read(0).await?;
         let (title, stays) = (&report.title, stays(&report));
         if let Some(stays) = &stays {
@@ -52,7 +55,7 @@ pub(crate) fn run(args: &ResetArgs, settings: &Settings, output: &mut Output) ->
         }
         let (mut others, mut why, mut nothing) = (Vec::new(), String::new(), String::new());
         if names.is_empty() {
-            why = reader.why_nothing().await;
+            why = reader.why_nothing().await.text;
             nothing = format!("Nothing is stored for {title}: nothing was deleted.");
         } else {
             others = reader.other_policies().await;

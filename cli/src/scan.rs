@@ -84,36 +84,60 @@ pub(crate) struct Scan {
     servers: Vec<Inspector>,
     load: Share,
     is_shown: Cell<bool>,
-    /// The number of keys on all servers.
+    /// The number of keys on all servers that answer.
     pub(crate) total: u64,
+    /// The first error of a node that does not answer.
+    missing: Option<Error>,
 }
 
 impl Scan {
     /// Creates a scan that keeps a server busy for at most this share of the time. Shows the progress if stderr is a
     /// terminal, otherwise one line.
     pub(crate) async fn new(inspector: &Inspector, load: Share) -> Result<Self> {
-        let servers = inspector.servers().await?;
-        let mut total = 0;
-        for server in &servers {
-            let count = server.key_count().await;
-            total += count.map_err(|error| of_node(error.into(), server))?;
-        }
-        Ok(Self {
-            servers,
+        let mut scan = Self {
+            servers: Vec::new(),
             load,
             is_shown: Cell::new(false),
-            total,
-        })
+            total: 0,
+            missing: None,
+        };
+        for server in inspector.servers().await? {
+            match server.key_count().await.map_err(Error::from) {
+                Ok(count) => {
+                    scan.total += count;
+                    scan.servers.push(server);
+                }
+                Err(error) => scan.miss(error, &server)?,
+            }
+        }
+        Ok(scan)
+    }
+
+    /// Notes that a node of a cluster does not answer. Any other error stays one.
+    fn miss(&mut self, error: Error, server: &Inspector) -> Result<()> {
+        let (is_away, error) = (error.is_away, of_node(error, server));
+        if !is_away || server.address().is_none() {
+            return Err(error);
+        }
+        let missing = format_args!("{}; its identities are missing above", error.message());
+        self.missing.get_or_insert(Error::server(missing));
+        Ok(())
+    }
+
+    /// An error if a node did not answer, for the end of an answer that has the identities of the others.
+    pub(crate) fn end(&mut self) -> Result<()> {
+        self.missing.take().map_or(Ok(()), Err)
     }
 
     /// Calls `found` with each batch of selected keys. A key may come twice.
     pub(crate) async fn run(
-        &self,
+        &mut self,
         selection: &Selection,
         mut found: impl AsyncFnMut(&Inspector, Vec<StoredName>) -> Result<()>,
     ) -> Result<()> {
         let (started, mut next) = (Instant::now(), PROGRESS);
-        for (at, server) in (1..).zip(&self.servers) {
+        let servers = std::mem::take(&mut self.servers);
+        for (at, server) in (1..).zip(&servers) {
             let mut cursor = 0;
             loop {
                 let begun = Instant::now();
@@ -124,9 +148,15 @@ impl Scan {
                     }
                     Ok(next)
                 };
-                cursor = batch.await.map_err(|error| of_node(error, server))?;
+                match batch.await {
+                    Ok(next) => cursor = next,
+                    Err(error) => {
+                        self.miss(error, server)?;
+                        break;
+                    }
+                }
                 if started.elapsed() > next {
-                    next = self.progress(at, cursor, started.elapsed());
+                    next = self.progress((at, servers.len()), cursor, started.elapsed());
                 }
                 if cursor == 0 {
                     break;
@@ -141,8 +171,8 @@ impl Scan {
 
     /// Prints the progress of the server with this number to a terminal, otherwise one line. Returns when to print
     /// again. The bits of the cursor show the progress, from the lowest bit to the highest.
-    fn progress(&self, server: usize, cursor: u64, elapsed: Duration) -> Duration {
-        let (total, load, servers) = (grouped(self.total), self.load, self.servers.len());
+    fn progress(&self, at: (usize, usize), cursor: u64, elapsed: Duration) -> Duration {
+        let (total, load, (server, servers)) = (grouped(self.total), self.load, at);
         if !io::stderr().is_terminal() {
             anstream::eprintln!("looking at {total} keys, with a load of {load}: see --load");
             return Duration::MAX;

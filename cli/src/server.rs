@@ -1,5 +1,6 @@
 //! The server in the settings.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use redis::IntoConnectionInfo;
@@ -7,6 +8,7 @@ use sluicegate::store::redis::inspect::Inspector;
 use sluicegate::{Limiter, RedisServer, RedisStore, StoreError};
 use tokio::runtime::Builder;
 
+use super::error::warn;
 use super::{Error, Result, Settings};
 
 const TLS: &str = [" (with the feature tls)", ""][cfg!(feature = "tls") as usize];
@@ -50,7 +52,17 @@ pub(crate) async fn connect(settings: &Settings) -> Result<(RedisStore, Inspecto
     let Some(url) = settings.redis.as_deref() else {
         return Ok((store, inspector));
     };
-    if !inspector.is_cluster_node().await? {
+    let server = inspector.servers().await?.remove(0);
+    let greeting = server.greeting().await?;
+    let is = |field: &str, text: &str| greeting.get(field).is_some_and(|it| it == text);
+    if is("mode", "sentinel") {
+        let text = "this is a sentinel: name it by --sentinel, with --primary";
+        return Err(Error::usage(format_args!("{origin}: {text}")));
+    }
+    if !is("mode", "cluster") {
+        if is("role", "replica") {
+            warn(lag(&server).await);
+        }
         return Ok((store, inspector));
     }
     // One node keeps only some of the keys, and refuses commands about the others.
@@ -62,6 +74,37 @@ pub(crate) async fn connect(settings: &Settings) -> Result<(RedisStore, Inspecto
     let inspector = store.inspector().timeout(settings.timeout());
     inspector.ping().await?;
     Ok((store, inspector))
+}
+
+/// What a replica says of itself.
+pub(crate) async fn lag(server: &Inspector) -> String {
+    let info = info(server, "replication").await.unwrap_or_default();
+    let field = |name: &str| info.get(name).map_or("?", String::as_str);
+    let primary = format!("{}:{}", field("master_host"), field("master_port"));
+    let behind = match field("master_link_status") {
+        "up" => format!(
+            "heard from it {} s ago",
+            field("master_last_io_seconds_ago")
+        ),
+        "?" => "does not say how far behind it is (`+info`)".to_owned(),
+        _ => format!(
+            "has not reached it for {} s: its answers are as old",
+            field("master_link_down_since_seconds")
+        ),
+    };
+    format!("this server is a replica of {primary}, and {behind}")
+}
+
+/// The fields of a section of `INFO`. `None` if the server does not answer, or the user has no right to ask.
+pub(crate) async fn info(server: &Inspector, section: &str) -> Option<HashMap<String, String>> {
+    let info = server.ask(redis::cmd("INFO").arg(section)).await.ok()?;
+    let info: String = redis::from_redis_value(info).ok()?;
+    let fields = info.lines().filter_map(|line| line.trim().split_once(':'));
+    Some(
+        fields
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .collect(),
+    )
 }
 
 /// A store that never connects: only for the names of keys.
@@ -111,7 +154,7 @@ fn primary(settings: &Settings) -> &str {
 }
 
 /// The name of the server for messages, without user and password, and the setting that it comes from.
-fn name(settings: &Settings) -> Result<(String, String)> {
+pub(crate) fn name(settings: &Settings) -> Result<(String, String)> {
     if let Some(url) = &settings.redis {
         let origin = settings.origin("redis");
         return Ok((addresses([url], &origin)?, origin));

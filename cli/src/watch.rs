@@ -26,7 +26,10 @@ pub(crate) struct WatchArgs {
 
 pub(crate) fn run(args: &WatchArgs, settings: &Settings, output: &mut Output) -> Result<bool> {
     server::inspect(settings, async |inspector| {
-        let reader = args.read.reader(settings, inspector).await?;
+        let named = args.read.identities.one(settings.ipv6_prefix())?;
+        let limits = args.read.limits(settings, &inspector).await?;
+        let reader = args.read.reader(settings, &inspector, &limits, named);
+        let reader = reader.await?;
         let page = output.is_terminal() && !output.is_json();
         let screen = page.then(Screen::enter).transpose()?;
         let watching = watch(&reader, args.interval, screen.is_some(), output);
@@ -74,7 +77,7 @@ async fn watch(
             is_away = false;
             let line = report.line();
             if last.is_empty() && report.policies.is_empty() {
-                anstream::eprintln!("{}", reader.why_nothing().await);
+                anstream::eprintln!("{}", reader.why_nothing().await.text);
             }
             if last == line {
                 continue;

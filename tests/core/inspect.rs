@@ -94,17 +94,18 @@ async fn what_no_script_of_this_version_writes_cannot_be_read() {
 }
 
 #[tokio::test]
-async fn whether_a_server_is_a_node_of_a_cluster_is_an_error_where_none_can_be_reached() {
+async fn the_greeting_of_a_server_that_cannot_be_reached_is_an_error() {
     let no_longer_listens = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = no_longer_listens.local_addr().unwrap();
     drop(no_longer_listens);
     let store = RedisStore::connect_lazy(format!("redis://{address}/")).unwrap();
-    let error = store.inspector().is_cluster_node().await.unwrap_err();
+    let servers = store.inspector().servers().await.unwrap();
+    let error = servers[0].greeting().await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Unavailable);
 }
 
 #[tokio::test]
-async fn a_proxy_that_hangs_up_is_no_node_of_a_cluster() {
+async fn a_proxy_that_hangs_up_has_no_greeting() {
     let proxy = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("redis://{}/", proxy.local_addr().unwrap());
     let hangs_up = std::thread::spawn(move || {
@@ -123,6 +124,7 @@ async fn a_proxy_that_hangs_up_is_no_node_of_a_cluster() {
         }
     });
     let store = RedisStore::connect_lazy(url).unwrap();
-    assert!(!store.inspector().is_cluster_node().await.unwrap());
+    let servers = store.inspector().servers().await.unwrap();
+    assert!(servers[0].greeting().await.unwrap().is_empty());
     hangs_up.join().unwrap();
 }

@@ -27,6 +27,8 @@ pub(crate) struct Stored<'a> {
     pub(crate) key: &'a Key,
     pub(crate) identity: String,
     pub(crate) limits: &'a Limits,
+    /// The policies of `values` in which processes differ.
+    pub(crate) differing: Vec<Differing>,
     /// The reason why a block may have no effect; `None` if that is not known.
     pub(crate) unenforced: Option<&'a str>,
     /// The server's clock.
@@ -76,6 +78,9 @@ pub(crate) struct Report {
     /// The reason why the published policies could not be read; `None` if they were.
     #[serde(skip)]
     unpublished: Option<String>,
+    /// Whether services may name the identity otherwise.
+    #[serde(skip)]
+    is_doubted: bool,
     /// Completes a sentence about a rule that the limits do not have.
     #[serde(skip)]
     lacks: &'static str,
@@ -100,10 +105,10 @@ impl Report {
             Err(error) => (None, Some(error)),
         };
         let (mut policies, mut undecided) = (Vec::new(), Vec::new());
-        let (mut denials, mut are_certain) = (Vec::new(), true);
+        let (mut denials, mut are_certain) = (Vec::new(), limits.policies.is_some());
         for read in &stored.values {
             let (policy, denial) = PolicyReport::of(read, stored, cost)?;
-            let mut differing = limits.differing.iter();
+            let mut differing = stored.differing.iter();
             let differs = differing.any(|it| it.may_deny && it.policy == policy.policy);
             if policy.passes.is_none() && policy.error.is_none() && read.1.len() > 1 {
                 undecided.push(policy.policy.clone());
@@ -132,11 +137,15 @@ impl Report {
             denied: None,
             policies,
             other_policies: Vec::new(),
-            published_differs: limits.differing.clone(),
+            published_differs: stored.differing.clone(),
             undecided,
             why: None,
             has_limits: limits.policies.is_some(),
-            unpublished: limits.unpublished.clone(),
+            unpublished: limits
+                .unpublished
+                .as_ref()
+                .map(|it| it.message().to_owned()),
+            is_doubted: false,
             lacks: limits.lacks,
             unreadable_block,
         })
@@ -148,6 +157,12 @@ impl Report {
             && self.ban_level.is_none()
             && self.other_policies.is_empty()
             && self.policies.iter().all(PolicyReport::is_empty)
+    }
+
+    /// Notes that services may name the identity otherwise: that nothing is stored for it proves nothing then.
+    pub(crate) fn doubt(&mut self) {
+        self.is_doubted = true;
+        self.verdict.doubt();
     }
 
     /// The first rule or block that makes every answer wrong, because the script cannot read it either.

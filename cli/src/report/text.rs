@@ -139,7 +139,7 @@ impl Report {
             output.styled(BAD, "It is denied, where blocks are enforced.")?;
         }
         match (&verdict.denied_by, verdict.passes_ms) {
-            (None, _) if !self.has_limits => {}
+            (None, _) if !self.has_limits && self.unpublished.is_none() => {}
             (None, _) if !verdict.is_known => {
                 let elsewhere = if is_blocked { " elsewhere" } else { "" };
                 if let Some(why) = self.why_unknown() {
@@ -175,6 +175,12 @@ impl Report {
 
     /// The reason why the limits prove nothing; `None` if they do.
     fn why_unknown(&self) -> Option<String> {
+        if let Some(why) = self.unpublished.as_ref().filter(|_| !self.has_limits) {
+            return Some(format!("the published policies could not be read ({why})"));
+        }
+        if self.is_doubted {
+            return Some("nothing is stored under this name".to_owned());
+        }
         let differing = self.published_differs.iter().filter(|it| it.may_deny);
         let differing: Vec<String> = differing.map(Differing::text).collect();
         if !differing.is_empty() {

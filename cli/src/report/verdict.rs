@@ -80,6 +80,12 @@ impl Verdict {
         verdict
     }
 
+    /// Takes back that the identity passes: it may be named otherwise.
+    pub(super) const fn doubt(&mut self) {
+        self.is_known &= !self.passes;
+        self.passes = false;
+    }
+
     /// Whether nothing but slots is missing.
     pub(super) fn waits_for_slot(&self) -> bool {
         let by = self.denied_by.as_ref();
@@ -122,6 +128,16 @@ mod tests {
         let verdict = Verdict::of(None, true, slots());
         assert_eq!((denied_by(&verdict), verdict.passes_ms), (Some("s"), None));
         assert!(verdict.waits_for_slot() && !verdict.passes);
+    }
+
+    #[test]
+    fn a_doubt_takes_back_that_it_passes_and_no_denial() {
+        let mut passes = Verdict::of(None, true, []);
+        passes.doubt();
+        assert!(!passes.passes && !passes.is_known);
+        let mut denied = Verdict::of(None, true, [denial("a", u64::MAX, false)]);
+        denied.doubt();
+        assert!(!denied.passes && denied.is_known);
     }
 
     #[test]

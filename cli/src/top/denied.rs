@@ -6,30 +6,28 @@ use serde_json::{Value, json};
 use sluicegate::denials::DeniedIdentity;
 use sluicegate::store::redis::inspect::Inspector;
 
+use super::networks::Networks;
 use super::{TopArgs, write_table};
 use crate::block_report::BlockReport;
 use crate::denied::DenialReport;
 use crate::hints::Hints;
 use crate::identity::Named;
 use crate::text::{grouped, printable, time};
-use crate::{BAD, Cell, Error, Output, Result, Settings, Table, hints, server};
+use crate::{BAD, Cell, Error, Output, Result, Settings, Table, server};
 
 pub(super) fn run(args: &TopArgs, settings: &Settings, output: &mut Output) -> Result<bool> {
     let (document, table, why) = server::inspect(settings, async |inspector| {
         let (document, table) = ranking(args, &inspector).await?;
-        let why = match &args.policy {
-            _ if !table.is_empty() => String::new(),
-            Some(policy) => why_none(policy, &inspector, settings).await?,
-            None => hints::why_nothing(&inspector, settings, None, &[]).await,
+        let why = match table.is_empty() {
+            false => String::new(),
+            true => why_none(args.policy.as_deref(), &inspector, settings).await?,
         };
         Ok((document, table, why))
     })?;
     output.report(&document, |_, output| {
         if table.is_empty() {
-            let under = args
-                .policy
-                .as_ref()
-                .map(|it| format!(" under {}", printable(it.as_bytes())));
+            let under = args.policy.as_ref();
+            let under = under.map(|it| format!(" under {}", printable(it.as_bytes())));
             let under = under.unwrap_or_default();
             output.line(format!(
                 "No identity was denied within the last hour{under}."
@@ -50,21 +48,25 @@ pub(super) fn run(args: &TopArgs, settings: &Settings, output: &mut Output) -> R
     Ok(true)
 }
 
-/// The reason why this policy denied no identity. An error if there is no policy of this name.
-async fn why_none(policy: &str, inspector: &Inspector, settings: &Settings) -> Result<String> {
+/// The reason why nobody was denied, or nobody by this policy. An error if there is no policy of this name.
+async fn why_none(
+    policy: Option<&str>,
+    inspector: &Inspector,
+    settings: &Settings,
+) -> Result<String> {
     let published = inspector.policies().await.unwrap_or_default();
-    if published
-        .iter()
-        .any(|published| published.policy().name() == policy)
-    {
+    let mut names = published.iter().map(|it| it.policy().name());
+    if names.any(|name| Some(name) == policy) {
         return Ok(String::new());
     }
-    match Hints::look(inspector, settings).await {
-        Ok(hints) => match hints.why_no_policy(policy) {
-            Some(why) => Err(Error::usage(why)),
-            None => Ok(String::new()),
-        },
-        Err(error) => Ok(hints::unchecked(&error).unwrap_or_default()),
+    let hints = Hints::look(inspector, settings, &published).await;
+    let why = match policy {
+        Some(policy) => hints.why_no_policy(policy),
+        None => hints.why_empty(),
+    };
+    match why {
+        Some(why) if policy.is_some() && hints.unchecked.is_none() => Err(Error::usage(why.text)),
+        why => Ok(why.unwrap_or_default().text),
     }
 }
 
@@ -77,17 +79,48 @@ async fn ranking(args: &TopArgs, inspector: &Inspector) -> Result<(Value, Table)
         let identities = denials.iter().filter(counts).map(DeniedIdentity::identity);
         identities.collect::<HashSet<_>>().len()
     };
+    let (rows, table) = match args.by_prefix {
+        Some(bits) => {
+            let mut networks = Networks::new(bits, ["last minute", "last hour"]);
+            for it in &denials {
+                let policy = it.policy().unwrap_or(BLOCKED);
+                networks.add(it.identity(), policy, [it.last_minute(), it.last_hour()]);
+            }
+            networks.first(args.number.into())
+        }
+        None => {
+            listed(
+                &denials[..denials.len().min(args.number.into())],
+                inspector,
+                now_ms,
+            )
+            .await?
+        }
+    };
+    let document = json!({
+        "now_ms": now_ms, "identities_last_minute": identities(|it| it.last_minute() > 0),
+        "identities_last_hour": identities(|_| true), "denied": rows,
+    });
+    Ok((document, table))
+}
+
+const BLOCKED: &str = "(blocked)";
+
+/// The rows that are shown, each with its block, which takes a call.
+async fn listed(
+    denials: &[DeniedIdentity],
+    inspector: &Inspector,
+    now_ms: u64,
+) -> Result<(Vec<Value>, Table)> {
     let mut rows = Vec::new();
     let mut table = Table::new(["identity", "policy", "last minute", "last hour", ""]);
-    for denied in denials.iter().take(args.number.into()) {
+    for denied in denials {
         let (identity, report) = (denied.identity(), DenialReport::of(denied));
-        // Only for the rows that are shown: each takes a call.
         let block = blocked(inspector, identity, now_ms).await?;
         let end = block.as_ref().map(|block| {
             let how = if block.is_ban() { "banned" } else { "blocked" };
-            let until = block
-                .until_ms
-                .map(|ms| format!("until {}", time(ms, now_ms)));
+            let until = block.until_ms;
+            let until = until.map(|ms| format!("until {}", time(ms, now_ms)));
             // Not to be broken here at a narrow terminal.
             format!(
                 "{how}\u{a0}{}",
@@ -96,7 +129,7 @@ async fn ranking(args: &TopArgs, inspector: &Inspector) -> Result<(Value, Table)
         });
         table.row([
             identity.into(),
-            report.policy.as_deref().unwrap_or("(blocked)").into(),
+            report.policy.as_deref().unwrap_or(BLOCKED).into(),
             Cell::right(grouped(report.last_minute)).style(BAD),
             Cell::right(grouped(report.last_hour)),
             end.unwrap_or_default().into(),
@@ -106,11 +139,7 @@ async fn ranking(args: &TopArgs, inspector: &Inspector) -> Result<(Value, Table)
         row["blocked"] = json!(block);
         rows.push(row);
     }
-    let document = json!({
-        "now_ms": now_ms, "identities_last_minute": identities(|it| it.last_minute() > 0),
-        "identities_last_hour": identities(|_| true), "denied": rows,
-    });
-    Ok((document, table))
+    Ok((rows, table))
 }
 
 /// The block of an identity. `None` if the value cannot be read; then `inspect` says why.

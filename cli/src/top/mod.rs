@@ -1,6 +1,7 @@
 //! `sluicegate top`: the identities that use most, or are denied most.
 
 mod denied;
+mod networks;
 mod ranking;
 
 use std::collections::{BTreeMap, HashMap};
@@ -10,6 +11,7 @@ use clap::Args;
 use serde_json::{Value, json};
 use sluicegate::store::redis::inspect::{Inspector, StoredName};
 
+use self::networks::Networks;
 use self::ranking::{Ranked, Ranking};
 use super::block_report::BlockReport;
 use super::hints::Hints;
@@ -18,9 +20,7 @@ use super::published::Limits;
 use super::report::other_rules;
 use super::scan::{DEFAULT_LOAD, Scan, Share};
 use super::text::{grouped, span, used};
-use super::{
-    BAD, Cell, Error, Output, Result, Settings, Table, hints, policies_file, published, server,
-};
+use super::{BAD, Cell, Error, Output, Result, Settings, Table, policies_file, published, server};
 
 const EXAMPLES: &str = include_str!("../help/top.txt");
 
@@ -46,6 +46,10 @@ pub(crate) struct TopArgs {
     #[arg(short, long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_ROWS)))]
     number: u16,
 
+    /// Add up addresses by networks of so many bits of IPv6
+    #[arg(long, value_name = "BITS", value_parser = clap::value_parser!(u8).range(32..=128))]
+    by_prefix: Option<u8>,
+
     /// Do not cut long identities at the edge of the terminal
     #[arg(long)]
     wide: bool,
@@ -68,33 +72,33 @@ pub(crate) fn run(args: &TopArgs, settings: &Settings, output: &mut Output) -> R
         return denied::run(args, settings, output);
     }
     let file = settings.policies_or(args.policies.as_deref());
-    let (top, why) = server::inspect(settings, async |inspector| {
+    server::inspect(settings, async |inspector| {
         let limits = published::limits(settings, args.policies.as_deref(), &inspector).await?;
         if let (Some(policies), Some(file), Some(name)) = (&limits.policies, file, &args.policy) {
             policies_file::named(policies, file, name)?;
         }
-        let top = Top::read(args, limits, &inspector).await?;
-        if top.read > 0 || output.is_json() && args.policy.is_none() {
-            return Ok((top, String::new()));
-        }
-        // Nothing was read. Find out why, which takes another look at the keys.
-        if let Some(policy) = args.policy.as_deref().filter(|_| file.is_none()) {
-            let hints = Hints::look(&inspector, settings).await?;
-            if let Some(why) = hints.why_no_policy(policy) {
-                return Err(Error::usage(why));
+        let mut scan = Scan::new(&inspector, args.load).await?;
+        let top = Top::read(args, limits, &inspector, &mut scan).await?;
+        let mut why = String::new();
+        // If nothing was read, find out why, which takes another look at the keys.
+        if top.read == 0 && (args.policy.is_some() || !output.is_json()) {
+            let hints = Hints::look(&inspector, settings, &top.limits.published).await;
+            let policy = args.policy.as_deref().filter(|_| file.is_none());
+            if let Some(why) = policy.and_then(|policy| hints.why_no_policy(policy)) {
+                return Err(Error::usage(why.text));
             }
+            why = hints.why_empty().unwrap_or_default().text;
         }
-        let why = hints::why_nothing(&inspector, settings, None, &[]).await;
-        Ok((top, why))
-    })?;
-    output.report(&top.document(), |_, output| top.write(&why, output))?;
-    Ok(true)
+        output.report(&top.document(), |_, output| top.write(&why, output))?;
+        scan.end().map(|()| true)
+    })
 }
 
 struct Top<'a> {
     args: &'a TopArgs,
     limits: Limits,
     ranking: Ranking,
+    networks: Option<Networks>,
     /// The clock of the last server that was read.
     now_ms: u64,
     /// The number of keys on all servers, and of those that were read.
@@ -110,12 +114,19 @@ struct Top<'a> {
 }
 
 impl<'a> Top<'a> {
-    async fn read(args: &'a TopArgs, limits: Limits, inspector: &Inspector) -> Result<Self> {
-        let scan = Scan::new(inspector, args.load).await?;
+    async fn read(
+        args: &'a TopArgs,
+        limits: Limits,
+        inspector: &Inspector,
+        scan: &mut Scan,
+    ) -> Result<Self> {
         let mut top = Self {
             args,
             limits,
             ranking: Ranking::new(args.number.into()),
+            networks: args
+                .by_prefix
+                .map(|bits| Networks::new(bits, ["full", "used"])),
             now_ms: 0,
             keys: scan.total,
             read: 0,
@@ -181,6 +192,10 @@ impl<'a> Top<'a> {
                 }
             }
             if let Some(mut ranked) = Ranked::of(name, &value, &policies, self.now_ms) {
+                if let Some(networks) = &mut self.networks {
+                    let numbers = [u64::from(ranked.full), ranked.used];
+                    networks.add(name.identity(), name.policy(), numbers);
+                }
                 ranked.holders = Holder::all(Some(&value), self.now_ms, &self.labels);
                 self.ranking.offer(ranked);
             }
@@ -196,7 +211,11 @@ impl<'a> Top<'a> {
     fn document(&self) -> Value {
         // A block is of an identity, under all policies.
         let of_all = self.args.policy.is_none();
-        let rows = self.ranking.first.iter().map(Ranked::document);
+        let networks = self.networks.as_ref();
+        let rows = match networks.map(|it| it.first(self.args.number.into()).0) {
+            Some(rows) => rows,
+            None => self.ranking.first.iter().map(Ranked::document).collect(),
+        };
         let others = self.others.iter();
         let others = others
             .map(|((policy, rule), keys)| json!({ "policy": policy, "rule": rule, "keys": keys }));
@@ -205,7 +224,7 @@ impl<'a> Top<'a> {
         json!({
             "now_ms": self.now_ms, "keys": self.keys, "read": self.read, "counting": self.ranking.seen,
             "full": self.full(), "unreadable": self.unreadable, "blocked": of_all.then_some(self.blocked),
-            "banned": of_all.then_some(self.banned), "top": rows.collect::<Vec<_>>(), "other_rules": other_rules,
+            "banned": of_all.then_some(self.banned), "top": rows, "other_rules": other_rules,
             "other_policies": other_policies,
         })
     }
@@ -213,6 +232,13 @@ impl<'a> Top<'a> {
     fn write(&self, why: &str, output: &mut Output) -> Result<()> {
         self.write_summary(output)?;
         output.hint(why)?;
+        if let Some(networks) = &self.networks {
+            write_table(networks.first(self.args.number.into()).1, self.args, output)?;
+            if networks.is_cut {
+                output.hint("there are too many networks: those with little use are left out")?;
+            }
+            return self.write_unranked(output);
+        }
         let titles = ["identity", "policy", "rule", "used"].into_iter();
         let mut table = match self.full() {
             Some(_) => Table::new(titles.chain(["", "denied for"])),
@@ -235,7 +261,8 @@ impl<'a> Top<'a> {
         output.hint(&match &self.limits.unpublished {
             None => "the service publishes no limits: --policies FILE shows who is denied".to_owned(),
             Some(why) => format!(
-                "the published policies could not be read ({why}): --policies FILE shows who is denied"
+                "the published policies could not be read ({}): --policies FILE shows who is denied",
+                why.message()
             ),
         })
     }

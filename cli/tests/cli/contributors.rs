@@ -111,7 +111,6 @@ fn what_is_missing_or_wrong_is_named() {
     tool.write("sluicegate.toml", "redis = 'redis://127.0.0.1:1'");
     tool.told(
         "
-        contributors account=acme --policy api | 2 | the window is needed
         contributors account=acme --policy api --window 1w | 2 | write a time as
         contributors account=acme --policy other --policies policies.toml | 2 | policies.toml has no policy `other`
         contributors account=acme --window 1h | 2 | --policy <NAME>

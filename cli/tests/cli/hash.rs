@@ -65,6 +65,9 @@ async fn a_hashed_contributor_is_found_too_and_can_be_blocked_by_its_hash() {
     );
     let charge = Charge::new(&policy("api"), account.clone(), 3).with_contributor(user.clone());
     assert!(site.limiter.check([charge]).await.unwrap().is_allowed());
+    // The service limits this kind, too.
+    let other = Charge::new(&policy("api"), Header::new("x-user").key("bob"), 1);
+    site.limiter.check([other]).await.unwrap();
     site.limiter
         .contributors(&policy("api"), &account)
         .await

@@ -47,7 +47,7 @@ async fn text_that_names_no_identity_is_refused_before_anything_is_written() {
 }
 
 #[tokio::test]
-async fn an_unknown_identity_is_blocked_with_a_warning() {
+async fn a_block_that_no_identity_falls_under_needs_force_and_an_unknown_identity_a_warning() {
     let site = Site::start().await;
     site.charge("api", "alice", 1).await;
     let network = PeerIp.key("2001:db8:1:2::7".parse().unwrap());
@@ -56,15 +56,22 @@ async fn an_unknown_identity_is_blocked_with_a_warning() {
     let table = "
         usr=alice | the kinds are `ip`, `user`
         User=alice | the kinds are `ip`, `user`
-        user=bob | No counts are stored for user=bob
         ip=2001:db8:1::/48 | stored as networks of `/64`
         ip=2001:db8:1:2::7 --ipv6-prefix 48 | see --ipv6-prefix
     ";
     for [args, expected] in rows(table) {
+        let block = format!("block {args} --for 1h");
+        site.tool.told(&format!(
+            "{block} | 2 | nothing was blocked: | {expected} | --force"
+        ));
+        assert_eq!(site.json("blocks", 0)["total"], 0);
         let says = format!("warning: | {expected} | is blocked by an operator");
-        site.tool
-            .told(&format!("block {args} --for 1h | 0 | {says}"));
+        site.tool.told(&format!("{block} --force | 0 | {says}"));
+        site.tool.run("unblock --all --yes");
     }
+    site.tool.told(
+        "block user=bob --for 1h | 0 | warning: No counts are stored for user=bob | is blocked by an operator",
+    );
     let other = "block user=alice --for 1h --prefix sluicegat";
     let expected = "under the prefix `sluicegat`, but under `sluicegate`: see --prefix";
     for _ in 0..2 {
@@ -74,7 +81,8 @@ async fn an_unknown_identity_is_blocked_with_a_warning() {
     assert_eq!(site.json("blocks --prefix sluicegat", 0)["total"], 0);
     site.tool.told(&format!("{other} --force | 0 | {expected}"));
     // A block does not make an identity known.
-    let said = site.json("block usr=alice --for 1h", 0);
+    site.text("block usr=alice --for 1h --force");
+    let said = site.json("block usr=alice --for 2h --force", 0);
     says!(said["warning"].as_str().unwrap() => "the kinds are");
     for known in ["user=alice", "ip=2001:db8:1:2::9"] {
         site.tool

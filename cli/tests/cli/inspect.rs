@@ -84,12 +84,14 @@ async fn of_a_hundred_policies_the_last_is_found_too() {
 async fn json_too_says_why_there_is_nothing() {
     let site = Site::start().await;
     site.charge("api", "alice", 1).await;
-    for command in ["inspect", "explain"] {
+    for (command, code) in [("inspect", 0), ("explain", 1)] {
         let args = format!("{command} usr=alice --policies policies.toml");
-        let why = site.json(&args, 0)["why"].clone();
+        let why = site.json(&args, code)["why"].clone();
         let why = why.as_str().unwrap();
         says!(why => "the kinds are `user`");
-        site.tool.told(&format!("{args} | 0 | {why}"));
+        let unknown = "It is not known whether it passes: nothing is stored under this name.";
+        site.tool
+            .told(&format!("{args} | {code} | {why} | {unknown}"));
     }
 }
 

@@ -1,7 +1,8 @@
 //! Reads the stored data of a [`RedisStore`], without writing anything: for operators' tools.
 //!
 //! After the login, the inspector uses no commands but `GET`, `ZSCAN`, `ZRANGE`, `HGETALL`, `TIME`, `SCAN`, `DBSIZE`,
-//! `PING` and `HELLO`; on a cluster also `CLUSTER SLOTS` and `ASKING`, and behind sentinels `ROLE`. No script is run.
+//! `PING` and [yours](Inspector::ask); on a cluster also `CLUSTER SLOTS` and `ASKING`, and behind sentinels `ROLE`. No
+//! script is run.
 //!
 //! ```no_run
 //! use sluicegate::{Key, RedisStore};
@@ -109,20 +110,6 @@ impl Inspector {
     pub async fn ping(&self) -> Result<(), StoreError> {
         let greeting = within(self.timeout, self.store.transports.ping()).await;
         greeting.map_err(|error| store_error(&error))
-    }
-
-    /// Whether the server is a node of a cluster, and so keeps only some of the keys: connect to the cluster instead.
-    /// `false` if the server does not say: a proxy, which closes the connection, or a server without `HELLO`.
-    ///
-    /// # Errors
-    ///
-    /// If the server cannot be reached, or does not answer in time.
-    pub async fn is_cluster_node(&self) -> Result<bool, StoreError> {
-        match self.send(&redis::cmd("HELLO"), b"").await {
-            Ok(reply) => Ok(mode(reply).is_some_and(|mode| mode == "cluster")),
-            Err(error) if error.code().is_some() || hangs_up(&error) => Ok(false),
-            Err(error) => Err(store_error(&error)),
-        }
     }
 
     /// `HOST:PORT` of the cluster node that keeps this identity, if known; `None` for a single server.
@@ -299,12 +286,6 @@ fn stored<T>(
         Err(error) if code(&error) == Some("WRONGTYPE") => Ok(Err(UnreadableValue::WrongType)),
         Err(error) => Err(store_error(&error)),
     }
-}
-
-/// The mode of a server, from the reply to `HELLO`: alone, in a cluster, or as a sentinel.
-fn mode(reply: Value) -> Option<String> {
-    let mut reply: HashMap<String, Value> = redis::from_redis_value(reply).ok()?;
-    redis::from_redis_value(reply.remove("mode")?).ok()
 }
 
 /// Whether the server has closed a connection.

@@ -1,8 +1,10 @@
 //! Scans of one server, and reads of many keys.
 
+use std::collections::HashMap;
+
 use redis::{Pipeline, RedisError, RedisResult, Value};
 
-use super::{Inspector, StoredName, StoredResult, stored_at, unknown_to_proxies};
+use super::{Inspector, StoredName, StoredResult, hangs_up, stored_at, unknown_to_proxies};
 use crate::{
     domain::{error::StoreError, key::Key},
     store::redis::{
@@ -69,6 +71,38 @@ impl Inspector {
     #[must_use]
     pub fn address(&self) -> Option<String> {
         self.server.as_ref()?.address.clone()
+    }
+
+    /// Sends a command of yours, and waits for the reply.
+    ///
+    /// # Errors
+    ///
+    /// If the server does not answer in time, or with an error.
+    pub async fn ask(&self, command: &redis::Cmd) -> Result<Value, StoreError> {
+        let reply = self.send(command, b"").await;
+        reply.map_err(|error| store_error(&error))
+    }
+
+    /// The fields of the reply to `HELLO`, among them `mode`, `role` and `version`; none from a proxy or a server
+    /// without that command.
+    ///
+    /// # Errors
+    ///
+    /// If the server cannot be reached, or does not answer in time.
+    pub async fn greeting(&self) -> Result<HashMap<String, String>, StoreError> {
+        match self.send(&redis::cmd("HELLO"), b"").await {
+            Ok(reply) => {
+                let reply: HashMap<String, Value> =
+                    redis::from_redis_value(reply).unwrap_or_default();
+                let text = |value| redis::from_redis_value(value).ok();
+                let fields = reply.into_iter();
+                Ok(fields
+                    .filter_map(|(name, value)| Some((name, text(value)?)))
+                    .collect())
+            }
+            Err(error) if error.code().is_some() || hangs_up(&error) => Ok(HashMap::new()),
+            Err(error) => Err(store_error(&error)),
+        }
     }
 
     /// How many keys the server keeps, including those of other applications.

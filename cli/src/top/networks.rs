@@ -1,0 +1,140 @@
+//! [`Networks`]: the addresses of networks, in bounded memory for any number of networks.
+
+use std::cmp::Reverse;
+use std::collections::HashMap;
+use std::net::IpAddr;
+
+use serde_json::{Value, json};
+use sluicegate::PeerIp;
+
+use crate::{Cell, Table};
+
+/// Beyond, the half with the smallest numbers is forgotten.
+const MOST: usize = 50_000;
+
+/// The addresses of one network under one policy, and their numbers, by which networks are ranked.
+#[derive(Clone, Copy, Default)]
+struct Sum {
+    numbers: [u64; 2],
+    addresses: u64,
+}
+
+pub(super) struct Networks {
+    bits: u8,
+    names: [&'static str; 2],
+    sums: HashMap<(String, String), Sum>,
+    /// Whether networks were forgotten.
+    pub(super) is_cut: bool,
+}
+
+impl Networks {
+    /// Networks of so many bits of IPv6 addresses; IPv4 addresses stay alone. `names` are those of the numbers.
+    pub(super) fn new(bits: u8, names: [&'static str; 2]) -> Self {
+        let (sums, is_cut) = (HashMap::new(), false);
+        Self {
+            bits,
+            names,
+            sums,
+            is_cut,
+        }
+    }
+
+    /// Adds the numbers of an identity, if that is an address or a network.
+    pub(super) fn add(&mut self, identity: &str, policy: &str, numbers: [u64; 2]) {
+        let Some((kind, value)) = identity.split_once('=') else {
+            return;
+        };
+        let (address, bits) = value.split_once('/').unwrap_or((value, "128"));
+        let Ok(address) = address.parse::<IpAddr>() else {
+            return;
+        };
+        let bits = bits
+            .parse()
+            .map_or(self.bits, |bits: u8| bits.min(self.bits));
+        let network = PeerIp.ipv6_prefix(bits.clamp(32, 128)).key(address);
+        let network = format!("{kind}={}", String::from_utf8_lossy(network.value()));
+        let sum = self.sums.entry((network, policy.to_owned())).or_default();
+        sum.addresses += 1;
+        for (sum, number) in sum.numbers.iter_mut().zip(numbers) {
+            *sum = sum.saturating_add(number);
+        }
+        if self.sums.len() > MOST {
+            self.is_cut = true;
+            let mut all: Vec<Sum> = self.sums.values().copied().collect();
+            let (_, middle, _) = all.select_nth_unstable_by_key(MOST / 2, Sum::rank);
+            let middle = middle.rank();
+            self.sums.retain(|_, sum| sum.rank() < middle);
+        }
+    }
+
+    /// The first networks, as JSON and as a table.
+    pub(super) fn first(&self, number: usize) -> (Vec<Value>, Table) {
+        let mut sums: Vec<_> = self.sums.iter().collect();
+        sums.sort_unstable_by_key(|(name, sum)| (sum.rank(), *name));
+        let [one, two] = self.names;
+        let titles = ["network", "policy", "addresses", one, two];
+        let (mut rows, mut table) = (Vec::new(), Table::new(titles));
+        for ((network, policy), sum) in sums.into_iter().take(number) {
+            let [first, second] = sum.numbers;
+            let field = |name: &str| name.replace(' ', "_");
+            rows.push(json!({
+                "network": network, "policy": policy, "addresses": sum.addresses, field(one): first, field(two): second,
+            }));
+            let cells = [first, second].map(Cell::from);
+            let [first, second] = cells;
+            let (network, policy) = (network.as_str().into(), policy.as_str().into());
+            table.row([network, policy, sum.addresses.into(), first, second]);
+        }
+        (rows, table)
+    }
+}
+
+impl Sum {
+    fn rank(&self) -> Reverse<([u64; 2], u64)> {
+        Reverse((self.numbers, self.addresses))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_network_has_the_sums_of_its_addresses_and_other_identities_have_none() {
+        let mut networks = Networks::new(48, ["full", "used"]);
+        for identity in [
+            "ip=2001:db8:1:2::/64",
+            "ip=2001:db8:1:3::/64",
+            "ip=::ffff:192.0.2.1",
+        ] {
+            networks.add(identity, "api", [1, 5]);
+        }
+        networks.add("ip=2001:db8::/32", "api", [0, 7]);
+        networks.add("user=alice", "api", [9, 9]);
+        let (rows, _) = networks.first(2);
+        assert_eq!(
+            rows[0],
+            json!({ "network": "ip=2001:db8:1::/48", "policy": "api", "addresses": 2, "full": 2, "used": 10 })
+        );
+        assert_eq!(rows[1]["network"], "ip=192.0.2.1");
+        let (rows, _) = networks.first(9);
+        assert_eq!(
+            (rows.len(), &rows[2]["network"]),
+            (3, &json!("ip=2001:db8::/32"))
+        );
+    }
+
+    #[test]
+    fn networks_are_bounded_and_the_greatest_is_kept() {
+        let mut networks = Networks::new(48, ["full", "used"]);
+        for number in 0..2 * MOST {
+            let [high, low] = [number / 256, number % 256];
+            networks.add(&format!("ip=2001:{high:x}:{low:x}::/64"), "api", [0, 1]);
+            networks.add("ip=2001:db8:1::/64", "api", [0, 1]);
+            assert!(networks.sums.len() <= MOST);
+        }
+        let (rows, _) = networks.first(1);
+        assert_eq!(rows[0]["addresses"], 2 * MOST as u64);
+        assert!(networks.is_cut);
+    }
+}
