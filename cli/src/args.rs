@@ -19,29 +19,7 @@ use super::simulate::SimulateArgs;
 use super::top::TopArgs;
 use super::watch::WatchArgs;
 
-const AFTER_HELP: &str = "\
-Exit codes:
-  0  done; for a question: yes
-  1  the answer is no: `check` found an error, `doctor` a fault, `explain` a
-     denial, `unblock` no block, `contributors` none, `hash` no value, `policies` none, `reset`
-     nothing to delete, `simulate` more refusals than a --max-refused allows;
-     or you said no
-  2  the tool cannot use the arguments, the configuration or a file
-  3  the tool cannot reach the server, or the server answered with an error
-
-You name the server on the command line, or else in environment variables
-(SLUICEGATE_REDIS and so on), or else in a configuration file
-(sluicegate.toml):
-  redis = \"redis://10.0.0.5/\"
-  # or: cluster = [\"redis://10.0.0.5/\"]
-  # or: sentinel = [\"redis://10.0.0.5:26379/\"] and primary = \"mymaster\"
-  prefix = \"sluicegate\"
-  secret = \"…\"
-  timeout = \"2s\"
-  policies = \"policies.toml\"
-
-Results go to stdout, messages to stderr. There are no colours in a pipe, or
-if NO_COLOR is set.";
+const AFTER_HELP: &str = include_str!("help/all.txt");
 
 const COMPLETIONS_EXAMPLES: &str = include_str!("help/completions.txt");
 

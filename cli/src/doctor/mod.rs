@@ -2,20 +2,21 @@
 
 mod rights;
 
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::json;
 use sluicegate::error::StoreErrorKind;
 use sluicegate::policies::PublishedPolicy;
 use sluicegate::store::redis::inspect::Inspector;
 use sluicegate::{Charge, FailurePolicy, Key, Limiter, Policy, StoreError};
 
-use self::rights::{CHECKS, FEATURES};
+use self::rights::FEATURES;
 use super::hints::{Hints, listed};
-use super::text::{grouped, millis, span};
-use super::{BAD, DIM, Error, GOOD, Output, Result, Settings, Table, WARN, server};
+use super::text::{millis, span};
+use super::{BAD, Cell, DIM, Error, GOOD, Output, Result, Settings, Table, WARN, server};
 
 const EXAMPLES: &str = include_str!("../help/doctor.txt");
 
@@ -23,11 +24,11 @@ const EXAMPLES: &str = include_str!("../help/doctor.txt");
 #[command(after_help = EXAMPLES)]
 pub(crate) struct DoctorArgs {
     /// A feature whose rights the user needs, beside those of checks; may be repeated
-    #[arg(long = "feature", value_name = "NAME", value_parser = FEATURES.map(|it| it.0))]
+    #[arg(long = "feature", value_name = "NAME", value_parser = FEATURES)]
     features: Vec<String>,
 }
 
-/// One that takes longer than this is slow for `RateLimitStoreSlow`.
+/// A check that takes longer is slow for `RateLimitStoreSlow`.
 const SLOW_MS: u64 = 25;
 
 /// The number of checks that are timed.
@@ -36,18 +37,14 @@ const TIMED: u64 = 20;
 /// A service publishes at least every five minutes while it is used.
 const LATE_MS: u64 = 15 * 60_000;
 
-#[derive(Clone, Copy, PartialEq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-enum Level {
-    Well,
-    Note,
-    NotTried,
-    Wrong,
-}
+const WRONG: &str = "wrong";
+const NOT_TRIED: &str = "not tried";
+const NOTE: &str = "note";
+const WELL: &str = "well";
 
 #[derive(Serialize)]
 struct Finding {
-    level: Level,
+    level: &'static str,
     /// Null if it is about no single server.
     server: Option<String>,
     text: String,
@@ -55,15 +52,17 @@ struct Finding {
 
 struct Doctor<'a> {
     args: &'a DoctorArgs,
+    settings: &'a Settings,
     inspector: &'a Inspector,
     limiter: Limiter,
-    prefix: &'a str,
-    servers: Vec<Value>,
-    table: Table,
+    /// The fields of each server, under these titles.
+    servers: Vec<[String; 7]>,
     findings: Vec<Finding>,
-    /// The server that is looked at.
-    server: Option<String>,
 }
+
+const TITLES: [&str; 7] = [
+    "server", "kind", "role", "version", "memory", "of", "evicts",
+];
 
 pub(crate) fn run(args: &DoctorArgs, settings: &Settings, output: &mut Output) -> Result<bool> {
     server::block_on(settings, async {
@@ -71,36 +70,32 @@ pub(crate) fn run(args: &DoctorArgs, settings: &Settings, output: &mut Output) -
         let limiter = server::limiter(store, settings).on_failure(FailurePolicy::Closed);
         let mut doctor = Doctor {
             args,
+            settings,
             inspector: &inspector,
             limiter: limiter.publish_policies(false),
-            prefix: settings.prefix(),
             servers: Vec::new(),
-            table: Table::new(["server", "kind", "role", "version", "memory", "evicts"]),
             findings: Vec::new(),
-            server: None,
         };
         for server in inspector.servers().await? {
-            let address = server.address();
-            doctor.server =
-                Some(address.map_or_else(|| server::name(settings).map(|it| it.0), Ok)?);
-            doctor.look_at(&server).await;
+            let before = doctor.findings.len();
+            let name = server.address();
+            let name = name.map_or_else(|| server::name(settings).map(|it| it.0), Ok)?;
+            doctor.look_at(&server, &name).await;
+            let of_server = &mut doctor.findings[before..];
+            of_server
+                .iter_mut()
+                .for_each(|it| it.server = Some(name.clone()));
         }
-        doctor.server = None;
-        let published = doctor.published().await;
-        doctor.denials().await;
-        doctor.keys(settings, &published).await;
-        let is_well = doctor.findings.iter().all(|it| it.level != Level::Wrong);
-        let document = json!({
-            "well": is_well, "servers": doctor.servers, "findings": doctor.findings,
-        });
-        output.report(&document, |_, output| doctor.write(output))?;
-        Ok(is_well)
+        doctor.reports().await;
+        let well = doctor.findings.iter().all(|it| it.level != WRONG);
+        doctor.write(well, output)?;
+        Ok(well)
     })
 }
 
 impl Doctor<'_> {
-    fn find(&mut self, level: Level, text: impl Into<String>) {
-        let (server, text) = (self.server.clone(), text.into());
+    fn find(&mut self, level: &'static str, text: impl Into<String>) {
+        let (server, text) = (None, text.into());
         self.findings.push(Finding {
             level,
             server,
@@ -110,246 +105,221 @@ impl Doctor<'_> {
 
     /// Notes an error: a right that the tool lacks itself proves nothing about the service.
     fn failed(&mut self, what: &str, error: StoreError) {
-        let level = match error.kind() {
-            StoreErrorKind::AccessDenied => Level::NotTried,
-            _ => Level::Wrong,
-        };
+        let is_right = error.kind() == StoreErrorKind::AccessDenied;
+        let level = if is_right { NOT_TRIED } else { WRONG };
         self.find(level, format!("{what}: {}", Error::from(error).message()));
     }
 
-    async fn look_at(&mut self, server: &Inspector) {
+    async fn look_at(&mut self, server: &Inspector, name: &str) {
         let greeting = match server.greeting().await {
             Ok(greeting) => greeting,
             Err(error) => return self.failed("it does not answer", error),
         };
-        let field = |name: &str| greeting.get(name).cloned().unwrap_or_default();
-        let [mode, role, version] = ["mode", "role", "version"].map(field);
-        if role == "replica" {
-            let lag = server::lag(server).await;
+        let info = server::info(server, "memory").await;
+        if info.is_none() {
+            self.find(NOT_TRIED, "its memory: the right `+info` is missing");
+        }
+        let info = info.unwrap_or_default();
+        let field = |it: &str| greeting.get(it).or(info.get(it)).cloned();
+        let fields = [
+            "mode",
+            "role",
+            "version",
+            "used_memory_human",
+            "maxmemory_human",
+            "maxmemory_policy",
+        ];
+        let [mode, role, version, used, most, evicts] =
+            fields.map(|it| field(it).unwrap_or_else(|| "?".to_owned()));
+        let of_policy = "set `maxmemory-policy noeviction`";
+        let bytes = |it: &str| field(it).and_then(|it| it.parse::<u64>().ok()).unwrap_or(0);
+        if bytes("maxmemory") > 0 && evicts != "noeviction" {
             self.find(
-                Level::Wrong,
-                format!("{lag}. Let the address lead to the primary"),
+                WRONG,
+                format!("it evicts counts and blocks by {evicts}: {of_policy}"),
+            );
+        } else if bytes("maxmemory") > 0 && bytes("used_memory") / 9 >= bytes("maxmemory") / 10 {
+            self.find(
+                NOTE,
+                "it is nearly full: raise `maxmemory`, or limit larger networks",
             );
         }
-        let info = server::info(server, "memory").await;
-        let memory = |name: &str| Some(info.as_ref()?.get(name)?.clone());
-        let [used, most] = ["used_memory", "maxmemory"].map(|it| memory(it)?.parse::<u64>().ok());
-        let evicts = memory("maxmemory_policy");
-        let mb = |bytes: u64| grouped(bytes.div_ceil(1_000_000));
-        let shown = used.zip(most).map(|(used, most)| match most {
-            0 => format!("{} MB", mb(used)),
-            most => format!("{} of {} MB", mb(used), mb(most)),
-        });
-        self.servers.push(json!({
-            "server": self.server, "kind": mode, "role": role, "version": version, "used_memory": used,
-            "maxmemory": most, "evicts": evicts,
-        }));
-        let address = self.server.clone().unwrap_or_default();
-        let [shown, policy] = [shown, evicts.clone()].map(|it| it.unwrap_or("?".into()).into());
-        self.table.row([
-            address.into(),
-            mode.into(),
-            role.into(),
-            version.into(),
-            shown,
-            policy,
-        ]);
-        match (evicts.as_deref(), used.zip(most)) {
-            (None, _) => self.find(Level::NotTried, "its memory: the right `+info` is missing"),
-            (Some("noeviction"), Some((used, most))) if most > 0 && used / 9 >= most / 10 => self
-                .find(
-                    Level::Note,
-                    "it is nearly full: raise `maxmemory`, or limit larger networks",
-                ),
-            (Some("noeviction"), _) | (_, Some((_, 0))) => {}
-            (Some(policy), _) => self.find(
-                Level::Wrong,
-                format!(
-                    "it evicts counts and blocks by {policy}: set `maxmemory-policy noeviction`"
-                ),
-            ),
+        if role == "replica" {
+            let lag = server::lag(server).await;
+            self.find(WRONG, format!("{lag}. Let the address lead to the primary"));
         }
-        self.rights(server).await;
+        self.servers
+            .push([name.to_owned(), mode, role, version, used, most, evicts]);
+        self.try_rights(server).await;
     }
 
     /// Tries the rights, and the script, on keys that this server keeps.
-    async fn rights(&mut self, server: &Inspector) {
-        let own =
-            (0..1_000_u32).map(|it| Key::new("doctor", format!("{}.{it}", std::process::id())));
+    async fn try_rights(&mut self, server: &Inspector) {
+        let mut own =
+            (0..1_000).map(|it| Key::new("doctor", format!("{}.{it}", std::process::id())));
         let (inspector, address) = (self.inspector, server.address());
-        let Some(key) = { own }.find(|key| inspector.node_address(key) == address) else {
-            return self.find(
-                Level::NotTried,
-                "the script: no key of its own is kept there",
-            );
+        let Some(key) = own.find(|key| inspector.node_address(key) == address) else {
+            return self.find(NOT_TRIED, "the script: it keeps no key of the tool's own");
         };
-        let value = String::from_utf8_lossy(key.value());
-        let name = format!("{}:{{doctor={value}}}:!doctor", self.prefix);
-        let rights = match rights::tried(server, &name).await {
+        let (prefix, value) = (self.settings.prefix(), String::from_utf8_lossy(key.value()));
+        let rights = rights::tried(server, &format!("{prefix}:{{doctor={value}}}:!doctor")).await;
+        let rights = match rights {
             Ok(rights) => rights,
             Err(error) => return self.failed("it does not answer", error),
         };
-        for (feature, without, missing) in &rights.missing {
-            let is_needed = *feature == CHECKS || self.args.features.iter().any(|it| it == feature);
-            let level = [Level::Note, Level::Wrong][usize::from(is_needed)];
-            let missing = missing.join(" ");
+        for (feature, missing) in &rights.missing {
+            let is_needed =
+                *feature == FEATURES[0] || self.args.features.iter().any(|it| it == feature);
+            let (level, missing) = (if is_needed { WRONG } else { NOTE }, missing.join(" "));
             self.find(
                 level,
-                format!("the user lacks rights for {feature}: {missing}; without, {without}"),
+                format!("the user lacks rights for {feature}: {missing}"),
             );
         }
         if rights.missing.is_empty() {
-            self.find(Level::Well, "the user has all rights of the service");
+            self.find(WELL, "the user has all rights of the service");
         }
         match rights.refused {
             Some(error) => {
                 let help = error.code().map_or("", help);
                 let why = Error::from(error);
-                let text = format!("it takes no writes: {}. {help}", why.message());
-                self.find(Level::Wrong, text.trim());
-            }
-            None => self.script(&key).await,
-        }
-    }
-
-    async fn script(&mut self, key: &Key) {
-        let timed = async {
-            let policy = Policy::parse("doctor", "1000/1m").map_err(Error::usage)?;
-            let mut slowest = Duration::ZERO;
-            for _ in 0..TIMED {
-                let begun = Instant::now();
-                let charge = Charge::new(&policy, key.clone(), 1);
-                self.limiter.check([charge]).await?;
-                slowest = slowest.max(begun.elapsed());
-            }
-            let name = self.inspector.name(key, "doctor");
-            let is_read = matches!(self.inspector.read(&name).await?, Ok(Some(_)));
-            self.limiter.reset(&policy, key).await?;
-            Ok::<_, Error>((millis(slowest), is_read))
-        };
-        match timed.await {
-            Ok((ms, true)) if ms <= SLOW_MS => self.find(
-                Level::Well,
-                format!("the script decides, in {ms} ms at most; the count is read and deleted"),
-            ),
-            Ok((ms, true)) => self.find(
-                Level::Wrong,
-                format!("the script decides slowly, in up to {ms} ms: see `SLOWLOG` and `redis-cli --latency`"),
-            ),
-            Ok((_, false)) => self.find(Level::Wrong, "a count that the script wrote is not there"),
-            Err(error) => self.find(Level::Wrong, format!("the script fails: {}", error.message())),
-        }
-    }
-
-    async fn published(&mut self) -> Vec<PublishedPolicy> {
-        let read = async {
-            let now_ms = self.inspector.index_now_ms().await?;
-            Ok::<_, StoreError>((self.inspector.policies().await?, now_ms))
-        };
-        let (published, now_ms) = match read.await {
-            Ok(read) => read,
-            Err(error) => {
-                self.failed("published policies", error);
-                return Vec::new();
-            }
-        };
-        let age_ms = published.iter().map(PublishedPolicy::seen_ms).max();
-        let age_ms = age_ms.map(|newest| now_ms.saturating_sub(newest));
-        let count = published.len();
-        match age_ms {
-            None => self.find(
-                Level::Note,
-                "no policies are published, so verbs need a file of them",
-            ),
-            Some(ms) if ms < LATE_MS => {
                 self.find(
-                    Level::Well,
-                    format!("{count} policies are published, {} ago", span(ms)),
+                    WRONG,
+                    format!("it takes no writes: {}. {help}", why.message()),
                 );
             }
-            Some(ms) => self.find(
-                Level::Note,
-                format!(
-                    "no policy was published for {}: does the service use this server?",
-                    span(ms)
+            None => match self.script(&key).await {
+                Ok(ms) if ms <= SLOW_MS => self.find(
+                    WELL,
+                    format!(
+                        "the script decides, in {ms} ms at most; its count is read and deleted"
+                    ),
                 ),
-            ),
+                Ok(ms) => self.find(
+                    WRONG,
+                    format!(
+                        "the script takes up to {ms} ms: see `SLOWLOG` and `redis-cli --latency`"
+                    ),
+                ),
+                Err(error) => self.find(WRONG, format!("the script fails: {}", error.message())),
+            },
         }
-        published
     }
 
-    async fn denials(&mut self) {
-        let read = async {
-            let now_ms = self.inspector.index_now_ms().await?;
-            self.inspector.denials(now_ms).await
-        };
-        match read.await {
-            Err(error) => self.failed("reports of denials", error),
-            Ok(denials) => {
-                let is_new = denials.iter().any(|it| it.last_minute() > 0);
-                let when = match (denials.is_empty(), is_new) {
-                    (true, _) => "no denial was reported within the hour",
-                    (_, true) => {
-                        "denials were reported within the last minute: see `sluicegate top --denied`"
+    /// The longest time of some checks of a key, in ms.
+    async fn script(&self, key: &Key) -> Result<u64> {
+        let policy = Policy::parse("doctor", "1000/1m").map_err(Error::usage)?;
+        let mut slowest = Duration::ZERO;
+        for _ in 0..TIMED {
+            let begun = Instant::now();
+            let charge = Charge::new(&policy, key.clone(), 1);
+            self.limiter.check([charge]).await?;
+            slowest = slowest.max(begun.elapsed());
+        }
+        let name = self.inspector.name(key, "doctor");
+        let is_stored = matches!(self.inspector.read(&name).await?, Ok(Some(_)));
+        self.limiter.reset(&policy, key).await?;
+        match is_stored {
+            true => Ok(millis(slowest)),
+            false => Err(Error::server("the count that it wrote is not there")),
+        }
+    }
+
+    /// Looks for published policies, reports of denials, and keys of another prefix or form.
+    async fn reports(&mut self) {
+        let now_ms = self.inspector.index_now_ms().await.unwrap_or_default();
+        let published = self.inspector.policies().await;
+        match &published {
+            Ok(published) => {
+                let newest_ms = published.iter().map(PublishedPolicy::seen_ms).max();
+                let age_ms = newest_ms.map(|it| now_ms.saturating_sub(it));
+                let count = published.len();
+                match age_ms.map(|ms| (ms < LATE_MS, span(ms))) {
+                    None => self.find(NOTE, "no policies are published: verbs need a file of them"),
+                    Some((true, age)) => {
+                        self.find(WELL, format!("{count} policies are published, {age} ago"));
                     }
-                    (_, false) => {
+                    Some((false, age)) => self.find(
+                        NOTE,
+                        format!(
+                            "no policy was published for {age}: does the service use this server?"
+                        ),
+                    ),
+                }
+            }
+            Err(error) => self.failed("published policies", error.clone()),
+        }
+        match self.inspector.denials(now_ms).await {
+            Ok(denials) => {
+                let latest = denials.iter().map(|it| it.last_minute()).max();
+                let text = match latest {
+                    None => "no denial was reported within the hour",
+                    Some(0) => {
                         "denials were reported within the hour: see `sluicegate top --denied`"
                     }
+                    Some(_) => {
+                        "denials were reported within the minute: see `sluicegate top --denied`"
+                    }
                 };
-                self.find(Level::Well, when);
+                self.find(WELL, text);
             }
+            Err(error) => self.failed("reports of denials", error),
         }
-    }
-
-    /// Looks for keys of another prefix or form.
-    async fn keys(&mut self, settings: &Settings, published: &[PublishedPolicy]) {
-        let hints = Hints::look(self.inspector, settings, published).await;
+        let published = published.unwrap_or_default();
+        let hints = Hints::look(self.inspector, self.settings, &published).await;
         if let Some(why) = hints.why_empty() {
-            let level = match (&hints.unchecked, why.is_proven) {
-                (Some(error), _) if error.is_away => Level::Wrong,
-                (Some(_), _) => Level::NotTried,
-                (None, true) => Level::Wrong,
-                (None, false) => Level::Note,
+            let is_unchecked = hints.unchecked.is_some();
+            let level = if why.is_proven {
+                WRONG
+            } else if is_unchecked {
+                NOT_TRIED
+            } else {
+                NOTE
             };
             return self.find(level, why.text);
         }
-        let prefix = settings.prefix();
-        let others = hints.prefixes.iter().filter(|it| *it != prefix);
-        let others = listed(others);
+        let prefix = self.settings.prefix();
+        let others = listed(hints.prefixes.iter().filter(|it| *it != prefix));
         if !others.is_empty() {
             self.find(
-                Level::Note,
-                format!("other prefixes have counts, too: {others}"),
+                NOTE,
+                format!("there are counts under other prefixes: {others}"),
             );
         }
         let own = self.inspector.name(&Key::new("doctor", "1"), "p").form();
         if let Some(form) = hints.forms.iter().find(|form| Some(**form) != own) {
+            let text = "keeps counts, in keys of its own, which expire";
             self.find(
-                Level::Note,
-                format!("counts of another stored form ({form}) are of another release; their keys expire"),
+                NOTE,
+                format!("another release, of the stored form {form}, {text}"),
             );
         }
     }
 
-    fn write(&self, output: &mut Output) -> Result<()> {
-        output.table(&self.table)?;
-        for Finding {
-            level,
-            server,
-            text,
-        } in &self.findings
-        {
-            let (style, word) = match level {
-                Level::Well => (GOOD, "well"),
-                Level::Note => (WARN, "note"),
-                Level::NotTried => (DIM, "not tried"),
-                Level::Wrong => (BAD, "wrong"),
-            };
-            let server = server.as_ref().filter(|_| self.servers.len() > 1);
-            let server = server.map_or(String::new(), |it| format!(" {it}:"));
-            output.line(format!("{style}{word}:{style:#}{server} {text}"))?;
+    fn write(&mut self, well: bool, output: &mut Output) -> Result<()> {
+        let levels = [WRONG, NOT_TRIED, NOTE, WELL];
+        self.findings
+            .sort_by_key(|it| levels.iter().position(|level| *level == it.level));
+        let servers = self.servers.iter().map(|it| TITLES.into_iter().zip(it));
+        let servers: Vec<HashMap<&str, &String>> = servers.map(Iterator::collect).collect();
+        let (findings, mut table) = (&self.findings, Table::new(TITLES));
+        for fields in self.servers.clone() {
+            table.row(fields.map(Cell::from));
         }
-        Ok(())
+        let document = json!({ "well": well, "servers": servers, "findings": findings });
+        output.report(&document, |_, output| {
+            output.table(&table)?;
+            for it in findings {
+                let styles = [BAD, DIM, WARN, GOOD].into_iter().zip(levels);
+                let style = { styles }
+                    .find(|(_, level)| *level == it.level)
+                    .map_or(DIM, |it| it.0);
+                let server = it.server.as_ref().filter(|_| servers.len() > 1);
+                let server = server.map_or(String::new(), |it| format!(" {it}:"));
+                output.line(format!("{style}{}:{style:#}{server} {}", it.level, it.text))?;
+            }
+            Ok(())
+        })
     }
 }
 
@@ -360,7 +330,6 @@ fn help(code: &str) -> &'static str {
         "MISCONF" => "Make room on its disk, or set `stop-writes-on-bgsave-error no`",
         "NOREPLICAS" => "Bring its replicas back, or lower `min-replicas-to-write`",
         "READONLY" => "Let the address lead to the primary",
-        "LOADING" | "BUSY" => "Wait",
-        _ => "",
+        _ => "Wait",
     }
 }

@@ -20,7 +20,7 @@ mod limits;
 mod options;
 mod report;
 
-use std::{process::ExitCode, sync::Arc, time::Duration};
+use std::{error::Error, process::ExitCode, sync::Arc, time::Duration};
 
 use axum::{
     http::{request::Parts, response::Parts as Head},
@@ -36,6 +36,8 @@ use sluicegate::{
     policies::ReloadablePolicies,
     store::{Leases, redis::inspect::Inspector},
 };
+
+use tracing_subscriber::filter::LevelFilter;
 
 use limits::Limits;
 use options::{Counted, Options, USAGE, Who};
@@ -56,6 +58,9 @@ async fn main() -> ExitCode {
         print!("{USAGE}");
         return ExitCode::SUCCESS;
     }
+    // The library says when Redis goes away and when it is back, and what is wired wrongly.
+    let log = tracing_subscriber::fmt().with_writer(std::io::stderr);
+    log.with_max_level(LevelFilter::WARN).init();
     match run(&options).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(message) => {
@@ -269,16 +274,21 @@ fn behind(sentinels: &[ConnectionInfo], primary: RedisServer) -> Result<RedisSto
         .map_err(|error| format!("--sentinel: {error}"))
 }
 
-/// Connects, or prints that no server answers. Until one does, the failure policy applies.
+/// Connects, or prints that no server answers, or which right is missing. Until then, the failure policy applies.
 async fn greet(limiter: &Limiter, server: &ConnectionInfo, options: &Options) {
-    let nobody = Charge::new(&options.limits[0].policy, Key::new("server", "start"), 0);
     // The server itself must answer here, not the memory of this process.
     let limiter = limiter.clone().on_failure(FailurePolicy::Closed);
-    if let Err(error) = limiter.peek([nobody]).await {
-        let address = server.addr();
-        let policy = options.on_failure.as_str();
+    let Ok(policy) = Policy::parse("start", "1000/1m") else {
+        unreachable!("it is a rule");
+    };
+    let charge = Charge::new(&policy, Key::new("server", "start"), 1);
+    if let Err(error) = limiter.publish_policies(false).check([charge]).await {
+        let (address, policy) = (server.addr(), options.on_failure.as_str());
+        let cause = error
+            .source()
+            .map_or_else(String::new, |cause| format!(": {cause}"));
         eprintln!(
-            "server: no limits through Redis at {address} yet: {error}; failure policy: {policy}"
+            "server: no limits through Redis at {address} yet: {error}{cause}; failure policy: {policy}"
         );
     }
 }

@@ -45,8 +45,8 @@ pub(super) fn reply_error(error: &RedisError) -> StoreError {
 enum Cause {
     Io(io::ErrorKind),
     Redis(ErrorKind),
-    /// A command that the user has no right to run, or that the server does not offer; or the words of a source of
-    /// credentials.
+    /// A command that the user has no right to run, or that the server does not offer; a name that is not found; or the words
+    /// of a source of credentials.
     Text(String),
     /// A wrong user or password.
     Authentication,
@@ -77,6 +77,10 @@ impl Cause {
             }
         });
         match io {
+            // It has no kind of its own.
+            Some(io) if io.to_string().starts_with("failed to lookup address") => {
+                Self::Text("the name of the host is not known".to_owned())
+            }
             Some(io) => Self::Io(io.kind()),
             None => Self::Redis(error.kind()),
         }
