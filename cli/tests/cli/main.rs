@@ -3,12 +3,14 @@
 #[macro_use]
 mod tool;
 
+mod alarms;
 mod block;
 mod blocks;
 mod check;
 mod connect;
 mod contributors;
 mod denied;
+mod doctor;
 mod drift;
 mod explain;
 mod formats;
@@ -17,6 +19,7 @@ mod hash;
 mod identities;
 mod inspect;
 mod logs;
+mod networks;
 mod nothing;
 mod places;
 mod plans;

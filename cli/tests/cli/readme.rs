@@ -3,9 +3,10 @@
 use std::collections::BTreeSet;
 
 use serde_json::Value;
+use sluicegate::{Charge, Key};
 
 use crate::{
-    site::Site,
+    site::{Site, policy},
     tool::{Tool, rows, said},
 };
 
@@ -57,8 +58,14 @@ fn fields(row: &str) -> BTreeSet<&'static str> {
 async fn the_page_names_the_fields_of_each_document() {
     let site = Site::start().await;
     site.charge("api", "alice", 1).await;
+    let address = Charge::new(&policy("api"), Key::new("ip", "203.0.113.7"), 1);
+    site.limiter.check([address]).await.unwrap();
     site.tool.write("access.log", "{\"time\":1,\"ip\":\"a\"}\n");
     let table = "
+        `doctor` | doctor |
+        a server of `doctor` | doctor | /servers/0
+        a finding of `doctor` | doctor | /findings/0
+        a row of `--by-prefix` | top --by-prefix 48 | /top/0
         `inspect`, `explain`, `watch` | inspect user=alice --policies policies.toml |
         a policy of `inspect` | explain user=alice --policies policies.toml | /policies/0
         a rule of `inspect` | inspect user=alice | /policies/0/rules/0
