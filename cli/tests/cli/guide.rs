@@ -109,7 +109,7 @@ async fn every_command_of_the_guide_says_what_the_guide_says() {
     let page = fs::read_to_string(path).unwrap();
     let blocks = fenced(&page);
     let files: Vec<String> = blocks.iter().map(|block| block.1.join("\n")).collect();
-    let [_, settings, policies, ..] = &files[..] else {
+    let [settings, policies, ..] = &files[..] else {
         panic!("the page has lost its files");
     };
     let (server, tool) = (Server::start(), Tool::new());

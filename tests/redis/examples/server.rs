@@ -94,3 +94,56 @@ async fn two_processes_admit_exactly_the_limit_of_thousands_of_concurrent_reques
         assert_eq!(admitted, limit, "{more:?}");
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn it_says_when_redis_goes_away_and_when_it_is_back() {
+    let (mut redis, browser) = (Server::start(), browser());
+    let mut server = Example::start(&["--redis", &redis.url()]);
+    let request = async || get(&browser, &server, "/", ["accept", "*/*"]).await.0;
+    assert_eq!(request().await, 200);
+    redis.kill();
+    assert_eq!(request().await, 200);
+    let address = server.address();
+    redis.restart();
+    let requests = tokio::spawn(async move {
+        loop {
+            let _ = browser.get(format!("http://{address}/")).send().await;
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    });
+    for line in [
+        "could not decide about a request",
+        "decides about all requests again",
+    ] {
+        let log = tokio::task::block_in_place(|| logged(&mut server, line));
+        assert!(log.contains(line), "{log}");
+    }
+    requests.abort();
+}
+
+/// The log up to a line that has this text, or the first lines without it.
+fn logged(server: &mut Example, text: &str) -> String {
+    let mut log = String::new();
+    for _ in 0..10 {
+        log += &(server.complaint() + "\n");
+        if log.contains(text) {
+            break;
+        }
+    }
+    log
+}
+
+#[test]
+fn at_its_start_it_names_the_right_that_is_missing() {
+    let redis = Server::start();
+    let rights = support::served::LEAST_RIGHTS;
+    let rights: Vec<&str> = rights.into_iter().filter(|it| *it != "+set").collect();
+    let url = support::served::limited(&redis, &rights);
+    let mut server = Example::start(&["--redis", &url]);
+    let said = server.complaint();
+    assert!(
+        said.contains("no limits through Redis at 127.0.0.1"),
+        "{said}"
+    );
+    assert!(said.contains("the right `+set` is missing"), "{said}");
+}
