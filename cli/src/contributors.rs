@@ -49,10 +49,7 @@ pub(crate) fn run(
     let key = args.identities.one(settings.ipv6_prefix())?.key;
     let policy = policy(args, settings)?;
     let (policy, all, why) = server::inspect(settings, async |inspector| {
-        let policy = match policy {
-            Some(policy) => policy,
-            None => published(&args.policy, settings, &inspector).await?,
-        };
+        let policy = published(policy, &args.policy, settings, &inspector).await?;
         let all = inspector.contributors(&policy, &key).await?;
         let why = match all.iter().next().is_none() && !output.is_json() {
             true => why_none(&args.policy, &key, &inspector, settings).await?,
@@ -127,7 +124,16 @@ fn policy(args: &ContributorsArgs, settings: &Settings) -> Result<Option<Policy>
     ))
 }
 
-async fn published(name: &str, settings: &Settings, inspector: &Inspector) -> Result<Policy> {
+/// The policy that services publish under this name, if no other is `known`.
+async fn published(
+    known: Option<Policy>,
+    name: &str,
+    settings: &Settings,
+    inspector: &Inspector,
+) -> Result<Policy> {
+    if let Some(known) = known {
+        return Ok(known);
+    }
     let limits = published::limits(settings, None, inspector).await?;
     limits.of(name).pop().ok_or_else(|| {
         Error::usage(

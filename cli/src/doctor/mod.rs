@@ -5,15 +5,16 @@ mod rights;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+use anstyle::Style;
 use clap::Args;
-use serde::Serialize;
-use serde_json::json;
+use serde_json::{Value, json};
+use sluicegate::denials::DeniedIdentity;
 use sluicegate::error::StoreErrorKind;
 use sluicegate::policies::PublishedPolicy;
 use sluicegate::store::redis::inspect::Inspector;
 use sluicegate::{Charge, FailurePolicy, Key, Limiter, Policy, StoreError};
 
-use self::rights::FEATURES;
+use self::rights::{FEATURES, Rights};
 use super::hints::{Hints, listed};
 use super::text::{millis, span};
 use super::{BAD, Cell, DIM, Error, GOOD, Output, Result, Settings, Table, WARN, server};
@@ -37,18 +38,20 @@ const TIMED: u64 = 20;
 /// A service publishes at least every five minutes while it is used.
 const LATE_MS: u64 = 15 * 60_000;
 
-const WRONG: &str = "wrong";
-const NOT_TRIED: &str = "not tried";
-const NOTE: &str = "note";
-const WELL: &str = "well";
+/// The levels of findings, the worst first, and their styles.
+const LEVELS: [(&str, Style); 4] = [
+    ("wrong", BAD),
+    ("not tried", DIM),
+    ("note", WARN),
+    ("well", GOOD),
+];
+const WRONG: usize = 0;
+const NOT_TRIED: usize = 1;
+const NOTE: usize = 2;
+const WELL: usize = 3;
 
-#[derive(Serialize)]
-struct Finding {
-    level: &'static str,
-    /// Null if it is about no single server.
-    server: Option<String>,
-    text: String,
-}
+/// A level, the server if it is about a single one, and the text.
+type Finding = (usize, Option<String>, String);
 
 struct Doctor<'a> {
     args: &'a DoctorArgs,
@@ -77,30 +80,23 @@ pub(crate) fn run(args: &DoctorArgs, settings: &Settings, output: &mut Output) -
             findings: Vec::new(),
         };
         for server in inspector.servers().await? {
-            let before = doctor.findings.len();
-            let name = server.address();
-            let name = name.map_or_else(|| server::name(settings).map(|it| it.0), Ok)?;
+            let address = server.address();
+            let name = address.map_or_else(|| server::name(settings).map(|it| it.0), Ok)?;
             doctor.look_at(&server, &name).await;
-            let of_server = &mut doctor.findings[before..];
-            of_server
-                .iter_mut()
-                .for_each(|it| it.server = Some(name.clone()));
+            let own = doctor.findings.iter_mut().filter(|it| it.1.is_none());
+            own.for_each(|it| it.1 = Some(name.clone()));
         }
         doctor.reports().await;
-        let well = doctor.findings.iter().all(|it| it.level != WRONG);
+        doctor.findings.sort_by_key(|it| it.0);
+        let well = doctor.findings.iter().all(|it| it.0 != WRONG);
         doctor.write(well, output)?;
         Ok(well)
     })
 }
 
 impl Doctor<'_> {
-    fn find(&mut self, level: &'static str, text: impl Into<String>) {
-        let (server, text) = (None, text.into());
-        self.findings.push(Finding {
-            level,
-            server,
-            text,
-        });
+    fn find(&mut self, level: usize, text: impl Into<String>) {
+        self.findings.push((level, None, text.into()));
     }
 
     /// Notes an error: a right that the tool lacks itself proves nothing about the service.
@@ -121,24 +117,16 @@ impl Doctor<'_> {
         }
         let info = info.unwrap_or_default();
         let field = |it: &str| greeting.get(it).or(info.get(it)).cloned();
-        let fields = [
-            "mode",
-            "role",
-            "version",
-            "used_memory_human",
-            "maxmemory_human",
-            "maxmemory_policy",
-        ];
-        let [mode, role, version, used, most, evicts] =
-            fields.map(|it| field(it).unwrap_or_else(|| "?".to_owned()));
-        let of_policy = "set `maxmemory-policy noeviction`";
-        let bytes = |it: &str| field(it).and_then(|it| it.parse::<u64>().ok()).unwrap_or(0);
-        if bytes("maxmemory") > 0 && evicts != "noeviction" {
-            self.find(
-                WRONG,
-                format!("it evicts counts and blocks by {evicts}: {of_policy}"),
-            );
-        } else if bytes("maxmemory") > 0 && bytes("used_memory") / 9 >= bytes("maxmemory") / 10 {
+        let text = |it: &str| field(it).unwrap_or_else(|| "?".to_owned());
+        let number = |it: &str| field(it).and_then(|it| it.parse().ok()).unwrap_or(0_u64);
+        let [mode, role, version] = ["mode", "role", "version"].map(text);
+        let [used, most] = ["used_memory_human", "maxmemory_human"].map(text);
+        let evicts = text("maxmemory_policy");
+        let limit = number("maxmemory");
+        if limit > 0 && evicts != "noeviction" {
+            let text = format!("it evicts counts and blocks by {evicts}");
+            self.find(WRONG, text + ": set `maxmemory-policy noeviction`");
+        } else if limit > 0 && number("used_memory") / 9 >= limit / 10 {
             self.find(
                 NOTE,
                 "it is nearly full: raise `maxmemory`, or limit larger networks",
@@ -146,64 +134,58 @@ impl Doctor<'_> {
         }
         if role == "replica" {
             let lag = server::lag(server).await;
-            self.find(WRONG, format!("{lag}. Let the address lead to the primary"));
+            self.find(WRONG, lag + ". Let the address lead to the primary");
         }
-        self.servers
-            .push([name.to_owned(), mode, role, version, used, most, evicts]);
-        self.try_rights(server).await;
+        let server_row = [name.to_owned(), mode, role, version, used, most, evicts];
+        self.servers.push(server_row);
+        match self.key_of(server) {
+            Some(key) => self.try_rights(server, &key).await,
+            None => self.find(NOT_TRIED, "the script: it keeps no key of the tool's own"),
+        }
     }
 
-    /// Tries the rights, and the script, on keys that this server keeps.
-    async fn try_rights(&mut self, server: &Inspector) {
-        let mut own =
-            (0..1_000).map(|it| Key::new("doctor", format!("{}.{it}", std::process::id())));
-        let (inspector, address) = (self.inspector, server.address());
-        let Some(key) = own.find(|key| inspector.node_address(key) == address) else {
-            return self.find(NOT_TRIED, "the script: it keeps no key of the tool's own");
-        };
+    /// A key of the tool's own that this server keeps.
+    fn key_of(&self, server: &Inspector) -> Option<Key> {
+        let process = std::process::id();
+        let mut own = (0..1_000).map(|it| Key::new("doctor", format!("{process}.{it}")));
+        let address = server.address();
+        own.find(|key| self.inspector.node_address(key) == address)
+    }
+
+    /// Tries the rights and the script.
+    async fn try_rights(&mut self, server: &Inspector, key: &Key) {
         let (prefix, value) = (self.settings.prefix(), String::from_utf8_lossy(key.value()));
-        let rights = rights::tried(server, &format!("{prefix}:{{doctor={value}}}:!doctor")).await;
-        let rights = match rights {
+        let name = format!("{prefix}:{{doctor={value}}}:!doctor");
+        let Rights { missing, refused } = match rights::tried(server, &name).await {
             Ok(rights) => rights,
             Err(error) => return self.failed("it does not answer", error),
         };
-        for (feature, missing) in &rights.missing {
-            let is_needed =
-                *feature == FEATURES[0] || self.args.features.iter().any(|it| it == feature);
-            let (level, missing) = (if is_needed { WRONG } else { NOTE }, missing.join(" "));
-            self.find(
-                level,
-                format!("the user lacks rights for {feature}: {missing}"),
-            );
+        for (feature, missing) in &missing {
+            let mut needed = self.args.features.iter().map(String::as_str);
+            let is_needed = *feature == FEATURES[0] || needed.any(|it| it == *feature);
+            let text = format!("the user lacks rights for {feature}: {}", missing.join(" "));
+            self.find([NOTE, WRONG][usize::from(is_needed)], text);
         }
-        if rights.missing.is_empty() {
+        if missing.is_empty() {
             self.find(WELL, "the user has all rights of the service");
         }
-        match rights.refused {
-            Some(error) => {
-                let help = error.code().map_or("", help);
-                let why = Error::from(error);
-                self.find(
-                    WRONG,
-                    format!("it takes no writes: {}. {help}", why.message()),
-                );
-            }
-            None => match self.script(&key).await {
-                Ok(ms) if ms <= SLOW_MS => self.find(
-                    WELL,
-                    format!(
-                        "the script decides, in {ms} ms at most; its count is read and deleted"
-                    ),
-                ),
-                Ok(ms) => self.find(
-                    WRONG,
-                    format!(
-                        "the script takes up to {ms} ms: see `SLOWLOG` and `redis-cli --latency`"
-                    ),
-                ),
-                Err(error) => self.find(WRONG, format!("the script fails: {}", error.message())),
-            },
+        if let Some(error) = refused {
+            let help = error.code().map_or("", help);
+            let why = Error::from(error);
+            return self.find(
+                WRONG,
+                format!("it takes no writes: {}. {help}", why.message()),
+            );
         }
+        let (level, text) = match self.script(key).await {
+            Ok(ms) if ms <= SLOW_MS => (WELL, format!("the script decides, in {ms} ms at most")),
+            Ok(ms) => {
+                let text = format!("the script takes up to {ms} ms");
+                (WRONG, text + ": see `SLOWLOG` and `redis-cli --latency`")
+            }
+            Err(error) => (WRONG, format!("the script fails: {}", error.message())),
+        };
+        self.find(level, text);
     }
 
     /// The longest time of some checks of a key, in ms.
@@ -228,55 +210,33 @@ impl Doctor<'_> {
     /// Looks for published policies, reports of denials, and keys of another prefix or form.
     async fn reports(&mut self) {
         let now_ms = self.inspector.index_now_ms().await.unwrap_or_default();
-        let published = self.inspector.policies().await;
-        match &published {
+        let published = match self.inspector.policies().await {
             Ok(published) => {
-                let newest_ms = published.iter().map(PublishedPolicy::seen_ms).max();
-                let age_ms = newest_ms.map(|it| now_ms.saturating_sub(it));
-                let count = published.len();
-                match age_ms.map(|ms| (ms < LATE_MS, span(ms))) {
-                    None => self.find(NOTE, "no policies are published: verbs need a file of them"),
-                    Some((true, age)) => {
-                        self.find(WELL, format!("{count} policies are published, {age} ago"));
-                    }
-                    Some((false, age)) => self.find(
-                        NOTE,
-                        format!(
-                            "no policy was published for {age}: does the service use this server?"
-                        ),
-                    ),
-                }
+                self.published(&published, now_ms);
+                published
             }
-            Err(error) => self.failed("published policies", error.clone()),
-        }
+            Err(error) => {
+                self.failed("published policies", error);
+                Vec::new()
+            }
+        };
         match self.inspector.denials(now_ms).await {
             Ok(denials) => {
-                let latest = denials.iter().map(|it| it.last_minute()).max();
-                let text = match latest {
-                    None => "no denial was reported within the hour",
-                    Some(0) => {
-                        "denials were reported within the hour: see `sluicegate top --denied`"
-                    }
-                    Some(_) => {
-                        "denials were reported within the minute: see `sluicegate top --denied`"
-                    }
+                let latest = denials.iter().map(DeniedIdentity::last_minute).max();
+                let (when, see) = (latest.map(|it| it > 0), ": see `sluicegate top --denied`");
+                let when = match when {
+                    None => "no denial was reported within the hour".to_owned(),
+                    Some(false) => format!("denials were reported within the hour{see}"),
+                    Some(true) => format!("denials were reported within the minute{see}"),
                 };
-                self.find(WELL, text);
+                self.find(WELL, when);
             }
             Err(error) => self.failed("reports of denials", error),
         }
-        let published = published.unwrap_or_default();
         let hints = Hints::look(self.inspector, self.settings, &published).await;
         if let Some(why) = hints.why_empty() {
-            let is_unchecked = hints.unchecked.is_some();
-            let level = if why.is_proven {
-                WRONG
-            } else if is_unchecked {
-                NOT_TRIED
-            } else {
-                NOTE
-            };
-            return self.find(level, why.text);
+            let levels = [NOTE, NOT_TRIED][usize::from(hints.unchecked.is_some())];
+            return self.find(if why.is_proven { WRONG } else { levels }, why.text);
         }
         let prefix = self.settings.prefix();
         let others = listed(hints.prefixes.iter().filter(|it| *it != prefix));
@@ -288,35 +248,46 @@ impl Doctor<'_> {
         }
         let own = self.inspector.name(&Key::new("doctor", "1"), "p").form();
         if let Some(form) = hints.forms.iter().find(|form| Some(**form) != own) {
-            let text = "keeps counts, in keys of its own, which expire";
+            let text = format!("another release, of the stored form {form}");
             self.find(
                 NOTE,
-                format!("another release, of the stored form {form}, {text}"),
+                text + ", keeps counts, in keys of its own, which expire",
             );
         }
     }
 
-    fn write(&mut self, well: bool, output: &mut Output) -> Result<()> {
-        let levels = [WRONG, NOT_TRIED, NOTE, WELL];
-        self.findings
-            .sort_by_key(|it| levels.iter().position(|level| *level == it.level));
+    fn published(&mut self, published: &[PublishedPolicy], now_ms: u64) {
+        let newest_ms = published.iter().map(PublishedPolicy::seen_ms).max();
+        let Some(newest_ms) = newest_ms else {
+            return self.find(NOTE, "no policies are published: verbs need a file of them");
+        };
+        let (count, age_ms) = (published.len(), now_ms.saturating_sub(newest_ms));
+        let text = format!("{count} policies are published, {} ago", span(age_ms));
+        match age_ms < LATE_MS {
+            true => self.find(WELL, text),
+            false => self.find(NOTE, text + ": does the service use this server?"),
+        }
+    }
+
+    fn write(&self, well: bool, output: &mut Output) -> Result<()> {
+        let mut table = Table::new(TITLES);
+        let rows = self.servers.iter().cloned();
+        rows.for_each(|row| table.row(row.map(Cell::from)));
         let servers = self.servers.iter().map(|it| TITLES.into_iter().zip(it));
         let servers: Vec<HashMap<&str, &String>> = servers.map(Iterator::collect).collect();
-        let (findings, mut table) = (&self.findings, Table::new(TITLES));
-        for fields in self.servers.clone() {
-            table.row(fields.map(Cell::from));
-        }
+        let findings = self.findings.iter();
+        let findings = findings.map(|(level, server, text)| {
+            json!({ "level": LEVELS[*level].0, "server": server, "text": text })
+        });
+        let findings: Vec<Value> = findings.collect();
         let document = json!({ "well": well, "servers": servers, "findings": findings });
         output.report(&document, |_, output| {
             output.table(&table)?;
-            for it in findings {
-                let styles = [BAD, DIM, WARN, GOOD].into_iter().zip(levels);
-                let style = { styles }
-                    .find(|(_, level)| *level == it.level)
-                    .map_or(DIM, |it| it.0);
-                let server = it.server.as_ref().filter(|_| servers.len() > 1);
+            for (level, server, text) in &self.findings {
+                let (word, style) = LEVELS[*level];
+                let server = server.as_ref().filter(|_| self.servers.len() > 1);
                 let server = server.map_or(String::new(), |it| format!(" {it}:"));
-                output.line(format!("{style}{}:{style:#}{server} {}", it.level, it.text))?;
+                output.line(format!("{style}{word}:{style:#}{server} {text}"))?;
             }
             Ok(())
         })

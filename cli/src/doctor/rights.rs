@@ -6,7 +6,7 @@ use sluicegate::StoreError;
 use sluicegate::error::StoreErrorKind;
 use sluicegate::store::redis::inspect::Inspector;
 
-/// The commands of each feature, on a key `K`. Each list deletes what it writes; the last one, what another could not.
+/// The commands of each feature, on a key `K`. Each list deletes what it writes, and the last one deletes the rest.
 const COMMANDS: &str = include_str!("rights.txt");
 
 /// The features that need rights: the first one, each service.

@@ -9,7 +9,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 use serde_json::{Value, json};
-use sluicegate::store::redis::inspect::{Inspector, StoredName};
+use sluicegate::Policy;
+use sluicegate::store::redis::inspect::{Inspector, StoredName, StoredValue};
 
 use self::networks::Networks;
 use self::ranking::{Ranked, Ranking};
@@ -191,16 +192,21 @@ impl<'a> Top<'a> {
                     add_other(&mut self.others, name.policy(), Some(rule));
                 }
             }
-            if let Some(mut ranked) = Ranked::of(name, &value, &policies, self.now_ms) {
-                if let Some(networks) = &mut self.networks {
-                    let numbers = [u64::from(ranked.full), ranked.used];
-                    networks.add(name.identity(), name.policy(), numbers);
-                }
-                ranked.holders = Holder::all(Some(&value), self.now_ms, &self.labels);
-                self.ranking.offer(ranked);
-            }
+            self.rank(name, &value, &policies);
         }
         Ok(())
+    }
+
+    fn rank(&mut self, name: &StoredName, value: &StoredValue, policies: &[Policy]) {
+        let Some(mut ranked) = Ranked::of(name, value, policies, self.now_ms) else {
+            return;
+        };
+        if let Some(networks) = &mut self.networks {
+            let numbers = [u64::from(ranked.full), ranked.used];
+            networks.add(name.identity(), name.policy(), numbers);
+        }
+        ranked.holders = Holder::all(Some(value), self.now_ms, &self.labels);
+        self.ranking.offer(ranked);
     }
 
     /// The number of keys at a limit, where one more unit does not fit; `None` if no limits are known.

@@ -165,7 +165,7 @@ async fn requests_pass_unlimited_the_server_is_full() {
             "it takes no writes: the Redis server is out of memory: OOM",
         )],
     );
-    // Who is at a limit stays denied, a block is an error, and what deletes works.
+    // An identity at a limit stays denied, a block is an error, and verbs that delete work.
     assert!(!drill.check("account", full(), 1).await.is_allowed());
     drill.tool.told(
         "

@@ -1,11 +1,17 @@
 //! Messages about a server that cannot be called: they name the server and the setting, and never a password.
 
+use std::{
+    io::{Read, Write},
+    net::TcpListener,
+};
+
 use support::redis::Server;
 
 use crate::{
     site::Site,
     tool::{Tool, rows, said},
 };
+use support::{sentinel::Group, served::limited};
 
 const NOBODY: &str = "redis://alice:hunter2@127.0.0.1:1/";
 
@@ -102,5 +108,38 @@ fn one_option_says_how_many_and_a_load_that_is_next_to_nothing_is_refused() {
         top --load 0.01% --redis {NOBODY} | 2 | write a share from 0.1% to 100%
         blocks --load 0.01% --redis {NOBODY} | 2 | write a share from 0.1% to 100%
         "
+    ));
+}
+
+#[tokio::test]
+async fn what_is_no_redis_server_or_has_no_address_is_told_in_its_words() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let web = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for client in listener.incoming() {
+            let mut client = client.unwrap();
+            let mut request = [0; 1_024];
+            let _ = client.read(&mut request);
+            let _ = client.write_all(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n");
+        }
+    });
+    let group = Group::start(&[]);
+    let sentinel = &group.urls()[0];
+    Tool::new().told(&format!(
+        "
+        top --redis redis://{web} | 3 | cannot be read: is there a Redis server at this port?
+        top --redis redis://no-such-host.invalid --timeout 30s | 3 | cannot be reached: the name of the host is not known
+        top --redis {sentinel} | 2 | this is a sentinel: name it by --sentinel, with --primary
+        doctor --redis {sentinel} | 2 | this is a sentinel
+        "
+    ));
+}
+
+#[tokio::test]
+async fn the_right_that_is_missing_first_is_named() {
+    let site = Site::start().await;
+    let url = limited(&site.server, &["~sluicegate:*", "+get", "+time"]);
+    site.tool.told(&format!(
+        "inspect user=alice --redis {url} | 3 | the published policies could not be read | the right `+hgetall` is missing"
     ));
 }

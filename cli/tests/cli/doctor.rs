@@ -1,4 +1,4 @@
-//! `sluicegate doctor` tells what is wrong with a server, by trying it.
+//! `sluicegate doctor` finds the faults of a server, by trying it.
 
 use sluicegate::{Charge, Key, Limiter, RedisStore};
 
@@ -94,7 +94,7 @@ async fn each_right_of_the_guide_that_is_missing_is_named_and_wrong_for_the_feat
     site.tool.told(&format!(
         "doctor --redis {url} | 1 | lacks rights for checks: ~sluicegate:*"
     ));
-    // What the tool may not ask, it does not try.
+    // The tool does not try what it may not ask.
     let mut given = vec!["~sluicegate:*"];
     given.extend(rights("checks"));
     let url = limited(&site.server, &given);
