@@ -58,7 +58,7 @@ async fn main() -> ExitCode {
         print!("{USAGE}");
         return ExitCode::SUCCESS;
     }
-    // The library says when Redis goes away and when it is back, and what is wired wrongly.
+    // The library logs that Redis goes away or is back, and mistakes in the wiring.
     let log = tracing_subscriber::fmt().with_writer(std::io::stderr);
     log.with_max_level(LevelFilter::WARN).init();
     match run(&options).await {
@@ -274,7 +274,7 @@ fn behind(sentinels: &[ConnectionInfo], primary: RedisServer) -> Result<RedisSto
         .map_err(|error| format!("--sentinel: {error}"))
 }
 
-/// Connects, or prints that no server answers, or which right is missing. Until then, the failure policy applies.
+/// Connects, or prints that no server answers, or the right that is missing. Until then, the failure policy applies.
 async fn greet(limiter: &Limiter, server: &ConnectionInfo, options: &Options) {
     // The server itself must answer here, not the memory of this process.
     let limiter = limiter.clone().on_failure(FailurePolicy::Closed);

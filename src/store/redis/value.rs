@@ -1,6 +1,6 @@
 //! The stored values, in the format that `lua/README.md` describes: the counts of a key under a policy, and a block.
 //!
-//! This file reads what the script and transactions write.
+//! This file reads the values that the script and transactions write.
 
 use std::{error::Error, fmt, num::NonZeroU8};
 

@@ -108,7 +108,7 @@ async fn it_says_when_redis_goes_away_and_when_it_is_back() {
     let requests = tokio::spawn(async move {
         loop {
             let _ = browser.get(format!("http://{address}/")).send().await;
-            tokio::time::sleep(Duration::from_millis(100)).await;
+            sleep(Duration::from_millis(100)).await;
         }
     });
     for line in [
@@ -136,14 +136,11 @@ fn logged(server: &mut Example, text: &str) -> String {
 #[test]
 fn at_its_start_it_names_the_right_that_is_missing() {
     let redis = Server::start();
-    let rights = support::served::LEAST_RIGHTS;
-    let rights: Vec<&str> = rights.into_iter().filter(|it| *it != "+set").collect();
-    let url = support::served::limited(&redis, &rights);
+    // Redis 7.0 does not name a command that a script lacks.
+    let rights = LEAST_RIGHTS.into_iter().filter(|it| *it != "+evalsha");
+    let rights: Vec<&str> = rights.collect();
+    let url = limited(&redis, &rights);
     let mut server = Example::start(&["--redis", &url]);
-    let said = server.complaint();
-    assert!(
-        said.contains("no limits through Redis at 127.0.0.1"),
-        "{said}"
-    );
-    assert!(said.contains("the right `+set` is missing"), "{said}");
+    let said = logged(&mut server, "no limits through Redis at 127.0.0.1");
+    assert!(said.contains("the right `+evalsha` is missing"), "{said}");
 }

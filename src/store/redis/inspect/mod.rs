@@ -1,8 +1,8 @@
 //! Reads the stored data of a [`RedisStore`], without writing anything: for operators' tools.
 //!
 //! After the login, the inspector uses no commands but `GET`, `ZSCAN`, `ZRANGE`, `HGETALL`, `TIME`, `SCAN`, `DBSIZE`,
-//! `PING` and [yours](Inspector::ask); on a cluster also `CLUSTER SLOTS` and `ASKING`, and behind sentinels `ROLE`. No
-//! script is run.
+//! `PING`, `HELLO` and [yours](Inspector::ask); on a cluster also `CLUSTER SLOTS` and `ASKING`, and behind sentinels
+//! `ROLE`. No script is run.
 //!
 //! ```no_run
 //! use sluicegate::{Key, RedisStore};

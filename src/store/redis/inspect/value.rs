@@ -1,4 +1,4 @@
-//! [`StoredValue`]: what is stored for one policy and key, for operators.
+//! [`StoredValue`]: the stored value of one policy and key, for operators.
 
 use std::time::Duration;
 
