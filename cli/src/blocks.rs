@@ -54,12 +54,11 @@ type Listed = Result<(BlockReport, Option<LevelReport>, u64), String>;
 
 pub(crate) fn run(args: &BlocksArgs, settings: &Settings, output: &mut Output) -> Result<bool> {
     server::inspect(settings, async |inspector| {
-        let (blocks, seen, scanned) = (BTreeMap::new(), HashSet::new(), args.scan);
         let mut found = Found {
             args,
-            blocks,
-            seen,
-            scanned,
+            blocks: BTreeMap::new(),
+            seen: HashSet::new(),
+            scanned: args.scan,
         };
         let missing = found.find(&inspector).await?;
         let is_none = found.blocks.is_empty() && args.by.is_none() && !output.is_json();
@@ -166,14 +165,12 @@ impl Found<'_> {
                 }
             };
             let left = |ms: u64| span(ms.saturating_sub(*now_ms));
+            let until = block.until_ms.map_or("for ever".to_owned(), date_time);
             let level = level.as_ref().map(|it| format!(" (level {})", it.level));
             table.row([
                 identity.as_str().into(),
                 format!("{}{}", block.by, level.unwrap_or_default()).into(),
-                block
-                    .until_ms
-                    .map_or("for ever".to_owned(), date_time)
-                    .into(),
+                until.into(),
                 block.until_ms.map_or(String::new(), left).into(),
                 block.why().unwrap_or_default().into(),
             ]);

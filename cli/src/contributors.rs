@@ -58,11 +58,8 @@ pub(crate) fn run(
         Ok((policy, all, why))
     })?;
     // If two windows are equal, use the first rule.
-    let longest = policy
-        .rules()
-        .iter()
-        .rev()
-        .max_by_key(|rule| window_ms(rule));
+    let rules = policy.rules().iter().rev();
+    let longest = rules.max_by_key(|rule| window_ms(rule));
     let (rows, table, listed) = listed(&all, args.number.into());
     let is_empty = rows.is_empty();
     let document = json!({
@@ -111,17 +108,15 @@ fn listed(all: &Contributors, number: usize) -> (Vec<Value>, Table, u64) {
 /// The policy of the file, or one with this window: the limit does not matter here. `None` without either.
 fn policy(args: &ContributorsArgs, settings: &Settings) -> Result<Option<Policy>> {
     if let Some(rule) = args.window {
-        return Ok(Some(
-            Policy::new(&args.policy, [rule]).map_err(Error::usage)?,
-        ));
+        let policy = Policy::new(&args.policy, [rule]);
+        return policy.map(Some).map_err(Error::usage);
     }
     let Some(file) = settings.policies_or(args.policies.as_deref()) else {
         return Ok(None);
     };
     let policies = policies_file::load(file)?;
-    Ok(Some(
-        policies_file::named(&policies, file, &args.policy)?.clone(),
-    ))
+    let policy = policies_file::named(&policies, file, &args.policy)?;
+    Ok(Some(policy.clone()))
 }
 
 /// The policy that services publish under this name, if no other is `known`.

@@ -91,10 +91,8 @@ impl<'a> Hints<'a> {
     }
 
     async fn sample(&mut self) -> Result<()> {
-        let (servers, selection) = (
-            self.inspector.servers().await?,
-            self.inspector.all_prefixes(),
-        );
+        let servers = self.inspector.servers().await?;
+        let selection = self.inspector.all_prefixes();
         let share = MOST / u64::try_from(servers.len()).unwrap_or(1).max(1);
         for server in &servers {
             let of_node = |error| of_node(Error::from(error), server);
@@ -238,11 +236,8 @@ impl<'a> Hints<'a> {
         self.why_empty().or(Some(Why::misnamed(why, false)))
     }
 
-    /// The reason why there is nothing under the prefix, or nothing for this identity under `known` policies.
-    pub(crate) async fn why_nothing(&self, key: Option<&Key>, known: &[String]) -> Result<Why> {
-        let Some(key) = key else {
-            return Ok(self.why_empty().unwrap_or_default());
-        };
+    /// The reason why there is nothing for this identity under `known` policies.
+    pub(crate) async fn why_nothing(&self, key: &Key, known: &[String]) -> Result<Why> {
         if let Some(why) = self.why_unknown(key).await? {
             return Ok(why);
         }
@@ -280,10 +275,8 @@ fn ipv6_prefix(identity: &str) -> Option<String> {
 
 pub(crate) fn listed<'a>(words: impl IntoIterator<Item = &'a String>) -> String {
     const MOST: usize = 20;
-    let words = words
-        .into_iter()
-        .map(|word| format!("`{}`", printable(word.as_bytes())));
-    let mut words: Vec<String> = words.take(MOST + 1).collect();
+    let quoted = |word: &String| format!("`{}`", printable(word.as_bytes()));
+    let mut words: Vec<String> = words.into_iter().take(MOST + 1).map(quoted).collect();
     if words.len() > MOST {
         words[MOST] = "…".to_owned();
     }

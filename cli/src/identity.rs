@@ -79,10 +79,7 @@ impl IdentitiesArgs {
     /// written.
     pub(crate) fn named(&self, ipv6_prefix: u8) -> Result<Vec<Named>> {
         // The first reader of stdin takes all input, so there can be only one.
-        let values = self
-            .identities
-            .iter()
-            .map(|identity| identity.value.as_str());
+        let values = self.identities.iter().map(|it| it.value.as_str());
         let file = self.file.iter().filter_map(|file| file.to_str());
         if values.chain(file).filter(|it| *it == "-").count() > 1 {
             return Err(Error::usage("only one value can be read from stdin"));
@@ -196,10 +193,9 @@ impl Identity {
 
     /// Leaves out a value that you kept out of the shell's history or marked as a secret.
     fn title(&self, hashed: bool, stored: &str) -> String {
-        let typed = if hashed || self.value == "-" {
-            self.kind.clone()
-        } else {
-            printable(format!("{}={}", self.kind, self.value).as_bytes())
+        let typed = match hashed || self.value == "-" {
+            true => self.kind.clone(),
+            false => printable(format!("{}={}", self.kind, self.value).as_bytes()),
         };
         if typed == stored || stored.starts_with(&format!("{typed}=")) {
             return stored.to_owned();
@@ -218,10 +214,8 @@ pub(crate) fn key(kind: &str, value: &str, hashed: bool, ipv6_prefix: u8) -> Res
     if kind != "ip" && kind.eq_ignore_ascii_case("ip") {
         return Err(Error::usage("kinds are told apart by case: write ip="));
     }
-    if let Some(kind) = ["header", "cookie"]
-        .into_iter()
-        .find(|known| kind.eq_ignore_ascii_case(known))
-    {
+    let mut hashed_kinds = ["header", "cookie"].into_iter();
+    if let Some(kind) = hashed_kinds.find(|it| kind.eq_ignore_ascii_case(it)) {
         let value = printable(value.as_bytes());
         return Err(Error::usage(format_args!(
             "`{kind}={value}` is no identity: of {kind}s the service keeps a hash only. Write {kind}:NAME={value} with the \
@@ -259,10 +253,8 @@ fn address(text: &str, ipv6_prefix: u8) -> Result<Key> {
             "`{text}` is no IP address: write 203.0.113.7, 2001:db8::7, or an IPv6 network of 32 to 128 bits: 2001:db8::/64"
         ))
     };
-    if text
-        .split_once('/')
-        .is_some_and(|(network, _)| network.parse::<Ipv4Addr>().is_ok())
-    {
+    let network = text.split_once('/').map(|it| it.0);
+    if network.is_some_and(|it| it.parse::<Ipv4Addr>().is_ok()) {
         return Err(Error::usage(format_args!(
             "`{text}`: IPv4 addresses are limited and blocked one by one: list them in a --file, or deny the network in \
              the service (`RateLimitLayer::deny_keys`) or in front of it"
@@ -295,12 +287,10 @@ fn read_file(path: &Path) -> Result<String> {
         let read = File::open(path).and_then(|file| file.take(MAX_FILE).read_to_string(&mut text));
         read.map_err(|error| Error::file(path, &error))?;
     }
+    let too_long = || io::Error::other("the list is longer than 16 MiB");
     match text.len() as u64 {
         0..MAX_FILE => Ok(text),
-        _ => Err(Error::file(
-            path,
-            &io::Error::other("the list is longer than 16 MiB"),
-        )),
+        _ => Err(Error::file(path, &too_long())),
     }
 }
 

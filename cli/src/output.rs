@@ -40,20 +40,16 @@ impl Output {
 
     /// The maximum number of columns of a line.
     pub(crate) fn width(&self) -> usize {
-        let size = self
-            .is_terminal
-            .then(terminal_size::terminal_size)
-            .flatten();
-        let width = size.map(|(width, _)| width.0.into());
+        let size = self.is_terminal.then(terminal_size::terminal_size);
+        let width = size.flatten().map(|(width, _)| width.0.into());
         width.filter(|columns| *columns > 0).unwrap_or(COLUMNS) // a terminal may not know
     }
 
     /// Writes one JSON document: indented for a terminal, otherwise on one line.
     pub(crate) fn document(&mut self, document: &impl Serialize) -> Result<()> {
-        let json = if self.is_terminal {
-            serde_json::to_string_pretty(document)
-        } else {
-            serde_json::to_string(document)
+        let json = match self.is_terminal {
+            true => serde_json::to_string_pretty(document),
+            false => serde_json::to_string(document),
         };
         self.line(escaped(&json.map_err(io::Error::from)?))
     }
@@ -64,10 +60,9 @@ impl Output {
         report: &T,
         write: impl FnOnce(&T, &mut Self) -> Result<()>,
     ) -> Result<()> {
-        if self.json {
-            self.document(report)
-        } else {
-            write(report, self)
+        match self.json {
+            true => self.document(report),
+            false => write(report, self),
         }
     }
 
@@ -93,10 +88,9 @@ impl Output {
 
     /// Writes a table that fits the terminal. In a pipe, lines have any length.
     pub(crate) fn table(&mut self, table: &Table) -> Result<()> {
-        let page = if self.is_terminal {
-            self.width()
-        } else {
-            usize::MAX
+        let page = match self.is_terminal {
+            true => self.width(),
+            false => usize::MAX,
         };
         match table.is_empty() {
             true => Ok(()),

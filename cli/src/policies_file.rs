@@ -46,9 +46,8 @@ pub(crate) struct Mistake {
 impl PoliciesFile {
     pub(crate) fn read(path: &Path) -> Result<Self> {
         let text = fs::read_to_string(path).map_err(|error| Error::file(path, &error))?;
-        let is_json = path
-            .extension()
-            .is_some_and(|extension| extension.eq_ignore_ascii_case("json"));
+        let end = path.extension();
+        let is_json = end.is_some_and(|it| it.eq_ignore_ascii_case("json"));
         let (policies, errors) = if is_json { json(&text) } else { toml(&text) };
         Ok(Self {
             path: path.into(),
@@ -86,17 +85,15 @@ pub(crate) fn load(path: &Path) -> Result<Vec<Policy>> {
 
 /// The policy with this name from this file.
 pub(crate) fn named<'a>(policies: &'a [Policy], file: &Path, name: &str) -> Result<&'a Policy> {
-    policies
-        .iter()
-        .find(|policy| policy.name() == name)
-        .ok_or_else(|| {
-            let (file, name) = (file.display(), printable(name.as_bytes()));
-            let names: Vec<&str> = policies.iter().map(Policy::name).collect();
-            let names = names.join(", ");
-            Error::usage(format_args!(
-                "{file} has no policy `{name}`: there are {names}"
-            ))
-        })
+    let found = policies.iter().find(|policy| policy.name() == name);
+    found.ok_or_else(|| {
+        let (file, name) = (file.display(), printable(name.as_bytes()));
+        let names: Vec<&str> = policies.iter().map(Policy::name).collect();
+        let names = names.join(", ");
+        Error::usage(format_args!(
+            "{file} has no policy `{name}`: there are {names}"
+        ))
+    })
 }
 
 /// Reads each policy separately, so that you see all policies with a mistake.
@@ -136,10 +133,9 @@ fn chosen(mut root: DeTable<'_>) -> DeTable<'_> {
         };
         if is_nested && let Some(DeValue::Table(table)) = root.remove(name).map(Spanned::into_inner)
         {
-            return if name == LIMITS {
-                renamed(table)
-            } else {
-                table
+            return match name {
+                LIMITS => renamed(table),
+                _ => table,
             };
         }
     }
@@ -170,10 +166,8 @@ fn mistake(error: &toml::de::Error) -> Mistake {
 
 /// Narrows the span to the rule that the message names, if the span contains the rule.
 fn narrowed(mistake: Mistake, text: &str) -> Mistake {
-    let rule = mistake
-        .message
-        .split_once("rule `")
-        .and_then(|(_, rest)| rest.split_once('`'));
+    let rest = mistake.message.split_once("rule `");
+    let rule = rest.and_then(|it| it.1.split_once('`'));
     let span = match (&mistake.span, rule) {
         (Some(span), Some((rule, _))) if !rule.is_empty() => within(text, span, rule),
         _ => None,
@@ -229,9 +223,8 @@ fn json(text: &str) -> (Vec<Found>, Vec<Mistake>) {
 fn json_mistake(text: &str, error: &serde_json::Error) -> Mistake {
     let message = error.to_string();
     let place = format!(" at line {} column {}", error.line(), error.column());
-    let lines = text
-        .split_inclusive('\n')
-        .take(error.line().saturating_sub(1));
+    let lines = text.split_inclusive('\n');
+    let lines = lines.take(error.line().saturating_sub(1));
     let end = lines.map(str::len).sum::<usize>() + error.column();
     // serde_json reports an error at the end of the wrong text.
     let start = text.get(..end).and_then(|read| read.rfind('\n'));

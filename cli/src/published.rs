@@ -108,9 +108,8 @@ impl Limits {
     /// The definitions of this name: several for plans, and none for an unknown name.
     pub(crate) fn of(&self, name: &str) -> Vec<Policy> {
         let all = self.policies.iter().flatten();
-        all.filter(|policy| policy.name() == name)
-            .cloned()
-            .collect()
+        let named = all.filter(|policy| policy.name() == name);
+        named.cloned().collect()
     }
 
     pub(crate) fn names(&self) -> Vec<String> {
@@ -202,14 +201,9 @@ impl Differing {
 
 /// The parts of a policy that limit.
 fn definition(policy: &Policy) -> String {
-    let ban = policy
-        .ban_config()
-        .map(|ban| format!(" with the ban {ban}"));
-    let shadow = if policy.is_shadow() {
-        " as a shadow"
-    } else {
-        ""
-    };
+    let ban = policy.ban_config();
+    let ban = ban.map(|ban| format!(" with the ban {ban}"));
+    let shadow = ["", " as a shadow"][usize::from(policy.is_shadow())];
     format!("{policy}{}{shadow}", ban.unwrap_or_default())
 }
 
@@ -219,10 +213,8 @@ pub(crate) async fn limits(
     file: Option<&Path>,
     inspector: &Inspector,
 ) -> Result<Limits> {
-    let file = settings
-        .policies_or(file)
-        .map(policies_file::load)
-        .transpose()?;
+    let file = settings.policies_or(file).map(policies_file::load);
+    let file = file.transpose()?;
     let mut unpublished = None;
     let published = inspector.policies().await.unwrap_or_else(|error| {
         // A missing right is no reason for a warning: the verb works without it, and in a cluster the published
@@ -311,9 +303,8 @@ fn by_name(published: Vec<PublishedPolicy>) -> BTreeMap<String, Vec<PublishedPol
 /// The definitions that were published at about the same time as the newest. The newest comes first.
 fn in_use(definitions: &[PublishedPolicy]) -> impl Iterator<Item = &PublishedPolicy> {
     let newest_ms = definitions.first().map_or(0, PublishedPolicy::seen_ms);
-    definitions
-        .iter()
-        .filter(move |published| published.seen_ms() + IN_USE_MS > newest_ms)
+    let definitions = definitions.iter();
+    definitions.filter(move |it| it.seen_ms() + IN_USE_MS > newest_ms)
 }
 
 /// The reason why a block of this key may have no effect: no published policy for keys of this kind enforces blocks.

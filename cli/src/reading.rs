@@ -180,7 +180,7 @@ impl Reader<'_> {
     /// The reason why nothing is stored for the identity under these policies.
     pub(crate) async fn why_nothing(&self) -> Why {
         let hints = self.hints().await;
-        let why = hints.why_nothing(Some(&self.key), &self.known()).await;
+        let why = hints.why_nothing(&self.key, &self.known()).await;
         why.unwrap_or_default()
     }
 

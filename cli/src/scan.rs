@@ -179,10 +179,8 @@ impl Scan {
         }
         self.is_shown.set(true);
         let percent = ((cursor.reverse_bits() >> 32) * 100) >> 32;
-        eprint!(
-            "\r{percent}% of {total} keys, server {server} of {servers}, {}s so far ",
-            elapsed.as_secs()
-        );
+        let seconds = elapsed.as_secs();
+        eprint!("\r{percent}% of {total} keys, server {server} of {servers}, {seconds}s so far ");
         elapsed + PROGRESS
     }
 }

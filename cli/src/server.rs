@@ -81,16 +81,12 @@ pub(crate) async fn lag(server: &Inspector) -> String {
     let info = info(server, "replication").await.unwrap_or_default();
     let field = |name: &str| info.get(name).map_or("?", String::as_str);
     let primary = format!("{}:{}", field("master_host"), field("master_port"));
+    let heard = field("master_last_io_seconds_ago");
+    let down = field("master_link_down_since_seconds");
     let behind = match field("master_link_status") {
-        "up" => format!(
-            "heard from it {} s ago",
-            field("master_last_io_seconds_ago")
-        ),
+        "up" => format!("heard from it {heard} s ago"),
         "?" => "does not say how far behind it is (`+info`)".to_owned(),
-        _ => format!(
-            "has not reached it for {} s: its answers are as old",
-            field("master_link_down_since_seconds")
-        ),
+        _ => format!("has not reached it for {down} s: its answers are as old"),
     };
     format!("this server is a replica of {primary}, and {behind}")
 }
@@ -100,11 +96,8 @@ pub(crate) async fn info(server: &Inspector, section: &str) -> Option<HashMap<St
     let info = server.ask(redis::cmd("INFO").arg(section)).await.ok()?;
     let info: String = redis::from_redis_value(info).ok()?;
     let fields = info.lines().filter_map(|line| line.trim().split_once(':'));
-    Some(
-        fields
-            .map(|(name, value)| (name.to_owned(), value.to_owned()))
-            .collect(),
-    )
+    let fields = fields.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    Some(fields.collect())
 }
 
 /// A store that never connects: only for the names of keys.

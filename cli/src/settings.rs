@@ -206,9 +206,8 @@ impl Settings {
 
 fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
     let text = String::deserialize(deserializer)?;
-    text::parse_duration(&text)
-        .map(Some)
-        .map_err(D::Error::custom)
+    let span = text::parse_duration(&text);
+    span.map(Some).map_err(D::Error::custom)
 }
 
 const IPV6_PREFIX: &str = "the prefix of an IPv6 network must be 32 to 128 bits";

@@ -134,11 +134,7 @@ impl Table {
         let whole = |widths: &[usize], gap: &str| {
             widths.iter().sum::<usize>() + widths.len() * gap.len() + 1
         };
-        let gap = if whole(&widths, GAP) > page {
-            "  "
-        } else {
-            GAP
-        };
+        let gap = [GAP, "  "][usize::from(whole(&widths, GAP) > page)];
         while whole(&widths, gap) > page {
             let wide = (0..widths.len()).filter(|it| widths[*it] > least[*it]);
             let Some(widest) = wide.max_by_key(|it| widths[*it]) else {

@@ -11,9 +11,7 @@ use sluicegate::{Key, Rule};
 pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     let span = text.parse::<Span>();
     let span = span.and_then(|span| span.to_duration(SpanRelativeTo::days_are_24_hours()));
-    let span = span
-        .ok()
-        .and_then(|duration| Duration::try_from(duration).ok());
+    let span = span.ok().and_then(|it| Duration::try_from(it).ok());
     span.filter(|span| !span.is_zero())
         .ok_or_else(|| "write a time such as 100ms, 90s, 2h, 7d or 1h30m".into())
 }
@@ -77,13 +75,10 @@ pub(crate) fn span(ms: u64) -> String {
 
 /// Formats a time with a format of `strftime`.
 pub(crate) fn formatted(ms: u64, format: &str) -> String {
-    let timestamp = i64::try_from(ms)
-        .ok()
-        .and_then(|ms| Timestamp::from_millisecond(ms).ok());
-    timestamp.map_or_else(
-        || format!("{ms} ms"),
-        |time| time.strftime(format).to_string(),
-    )
+    match i64::try_from(ms).map(Timestamp::from_millisecond) {
+        Ok(Ok(time)) => time.strftime(format).to_string(),
+        _ => format!("{ms} ms"),
+    }
 }
 
 /// A place in a text: line and column, both from 1. Columns are characters.
@@ -114,10 +109,8 @@ impl fmt::Display for Position {
 /// A rule without the limit: `?/1m`, `?+10/1s@bucket`.
 pub(crate) fn without_limit(rule: &Rule) -> String {
     let rule = rule.to_string();
-    format!(
-        "?{}",
-        rule.trim_start_matches(|digit: char| digit.is_ascii_digit())
-    )
+    let rest = rule.trim_start_matches(|digit: char| digit.is_ascii_digit());
+    format!("?{rest}")
 }
 
 /// The used units of a rule: `1 204`, or for slots `3/20 in use`.

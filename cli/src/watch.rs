@@ -60,9 +60,8 @@ async fn watch(
         if is_page {
             Screen::clear()?;
             // Keep the latest usage on the page while the server does not answer.
-            latest
-                .as_ref()
-                .map_or(Ok(()), |report| report.write(output))?;
+            let report = latest.as_ref();
+            report.map_or(Ok(()), |report| report.write(output))?;
             if let Some(error) = failed {
                 error.report();
             }

@@ -62,10 +62,8 @@ pub(crate) fn run(args: &CheckArgs, output: &mut Output) -> Result<bool> {
 }
 
 fn report(file: &PoliciesFile, cost: u64) -> Report {
-    let errors = file
-        .errors
-        .iter()
-        .map(|mistake| finding(file, mistake.span.clone(), mistake.message.clone()));
+    let errors = file.errors.iter();
+    let errors = errors.map(|it| finding(file, it.span.clone(), it.message.clone()));
     let mut report = Report {
         file: file.path.display().to_string(),
         policies: file.policies.len(),
@@ -100,9 +98,8 @@ fn report(file: &PoliciesFile, cost: u64) -> Report {
 }
 
 fn finding(file: &PoliciesFile, span: Option<Range<usize>>, message: String) -> Finding {
-    let at = span
-        .as_ref()
-        .map(|span| Position::of(&file.text, span.start));
+    let place = |span: &Range<usize>| Position::of(&file.text, span.start);
+    let at = span.as_ref().map(place);
     Finding {
         line: at.map(|at| at.line),
         column: at.map(|at| at.column),
@@ -148,10 +145,8 @@ fn write(report: &Report, file: &PoliciesFile, output: &mut Output) -> Result<()
     };
     let errors = count(report.errors.len(), "error");
     let warnings = count(report.warnings.len(), "warning");
-    output.styled(
-        style,
-        &format!("{}: {policies} read, {errors}, {warnings}", report.file),
-    )
+    let all = format!("{}: {policies} read, {errors}, {warnings}", report.file);
+    output.styled(style, &all)
 }
 
 /// Writes the line of the text, with carets below the span.
@@ -160,11 +155,8 @@ fn write_line(file: &PoliciesFile, span: &Range<usize>, output: &mut Output) -> 
     let Some(line) = file.text.lines().nth(at.line - 1) else {
         return Ok(());
     };
-    let marked = file
-        .text
-        .get(span.clone())
-        .and_then(|marked| marked.lines().next())
-        .unwrap_or("");
+    let marked = file.text.get(span.clone()).unwrap_or_default();
+    let marked = marked.lines().next().unwrap_or_default();
     let number = at.line.to_string();
     let margin = " ".repeat(number.len());
     // Keep tabs, so that the carets stay below their text.
@@ -173,10 +165,7 @@ fn write_line(file: &PoliciesFile, span: &Range<usize>, output: &mut Output) -> 
         .collect();
     let carets = "^".repeat(marked.chars().count().max(1));
     let line = line.replace(|c| c != '\t' && text::is_unsafe(c), "\u{fffd}");
-    output.line(format!(
-        "{DIM}{margin} |{DIM:#}\n{DIM}{number} |{DIM:#} {line}"
-    ))?;
-    output.line(format!(
-        "{DIM}{margin} |{DIM:#} {indent}{WARN}{carets}{WARN:#}\n"
-    ))
+    let empty = format!("{DIM}{margin} |{DIM:#}");
+    output.line(format!("{empty}\n{DIM}{number} |{DIM:#} {line}"))?;
+    output.line(format!("{empty} {indent}{WARN}{carets}{WARN:#}\n"))
 }

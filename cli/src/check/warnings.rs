@@ -70,10 +70,8 @@ pub(crate) fn of(policy: &Policy, cost: u64) -> Vec<Warning> {
 fn shadow_ban(policy: &Policy) -> Option<Warning> {
     let message =
         "a shadow counts no strikes and bans no identity: `strikes` and `ban` do nothing here";
-    let rule = policy
-        .rules()
-        .first()
-        .filter(|_| policy.is_shadow() && policy.ban_config().is_some())?;
+    let is_idle = policy.is_shadow() && policy.ban_config().is_some();
+    let rule = policy.rules().first().filter(|_| is_idle)?;
     Some(Warning::new("shadow-bans-nobody", rule, message))
 }
 
@@ -124,11 +122,7 @@ fn idle_bucket(rule: &Rule, refill: u64, other: &Rule) -> Option<Warning> {
 fn most_admitted(rule: &Rule, other: &Rule) -> (u128, u128) {
     let [window, step, other_window] =
         [rule.window(), rule.step(), other.window()].map(|span| span.as_millis());
-    let span = if rule.is_fixed() {
-        window
-    } else {
-        window + step
-    };
+    let span = window + [step, 0][usize::from(rule.is_fixed())];
     if let Some(refill) = other.refill() {
         let refilled = u128::from(refill) * span / other_window;
         return (span, u128::from(other.limit()) + refilled);
@@ -152,10 +146,9 @@ fn span_text(ms: u128) -> String {
 
 /// Two windows of one kind that differ by at most a tenth are more likely a mistake than two limits.
 fn nearly_equal(rule: &Rule, other: &Rule) -> Option<Warning> {
-    let (short, long) = if rule.window() < other.window() {
-        (rule, other)
-    } else {
-        (other, rule)
+    let (short, long) = match rule.window() < other.window() {
+        true => (rule, other),
+        false => (other, rule),
     };
     let near = long.window().as_millis() * 10 <= short.window().as_millis() * 11;
     let message = format!(

@@ -127,10 +127,8 @@ impl Doctor<'_> {
             let text = format!("it evicts counts and blocks by {evicts}");
             self.find(WRONG, text + ": set `maxmemory-policy noeviction`");
         } else if limit > 0 && number("used_memory") / 9 >= limit / 10 {
-            self.find(
-                NOTE,
-                "it is nearly full: raise `maxmemory`, or limit larger networks",
-            );
+            let text = "it is nearly full: raise `maxmemory`, or limit larger networks";
+            self.find(NOTE, text);
         }
         if role == "replica" {
             let lag = server::lag(server).await;
@@ -172,10 +170,8 @@ impl Doctor<'_> {
         if let Some(error) = refused {
             let help = error.code().map_or("", help);
             let why = Error::from(error);
-            return self.find(
-                WRONG,
-                format!("it takes no writes: {}. {help}", why.message()),
-            );
+            let text = format!("it takes no writes: {}. {help}", why.message());
+            return self.find(WRONG, text);
         }
         let (level, text) = match self.script(key).await {
             Ok(ms) if ms <= SLOW_MS => (WELL, format!("the script decides, in {ms} ms at most")),
@@ -241,18 +237,13 @@ impl Doctor<'_> {
         let prefix = self.settings.prefix();
         let others = listed(hints.prefixes.iter().filter(|it| *it != prefix));
         if !others.is_empty() {
-            self.find(
-                NOTE,
-                format!("there are counts under other prefixes: {others}"),
-            );
+            let text = format!("there are counts under other prefixes: {others}");
+            self.find(NOTE, text);
         }
         let own = self.inspector.name(&Key::new("doctor", "1"), "p").form();
         if let Some(form) = hints.forms.iter().find(|form| Some(**form) != own) {
             let text = format!("another release, of the stored form {form}");
-            self.find(
-                NOTE,
-                text + ", keeps counts, in keys of its own, which expire",
-            );
+            self.find(NOTE, text + ", keeps counts in its own keys, which expire");
         }
     }
 

@@ -124,6 +124,7 @@ impl Report {
             is_enforced: stored.unenforced.is_none(),
         });
         let unenforced = stored.unenforced.filter(|_| blocked.is_some());
+        let unpublished = limits.unpublished.as_ref();
         Ok(Self {
             identity: stored.identity.clone(),
             title: stored.identity.clone(),
@@ -141,10 +142,7 @@ impl Report {
             undecided,
             why: None,
             has_limits: limits.policies.is_some(),
-            unpublished: limits
-                .unpublished
-                .as_ref()
-                .map(|it| it.message().to_owned()),
+            unpublished: unpublished.map(|it| it.message().to_owned()),
             is_doubted: false,
             lacks: limits.lacks,
             unreadable_block,

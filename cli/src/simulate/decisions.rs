@@ -33,9 +33,7 @@ impl Decisions {
             _ => (None, None, None),
         };
         let shadow = decision.and_then(|decision| decision.usage().shadow());
-        let shadows = shadow
-            .into_iter()
-            .flat_map(|shadow| shadow.usage().policies());
+        let shadows = shadow.iter().flat_map(|it| it.usage().policies());
         let shadows = shadows.filter(replay::refuses);
         let shadows: Vec<&str> = shadows.map(|usage| usage.policy().name()).collect();
         let mut line = json!({
@@ -55,8 +53,7 @@ impl Decisions {
     }
 
     pub(super) fn flush(&mut self) -> Result<()> {
-        self.file
-            .flush()
-            .map_err(|error| Error::file(&self.path, &error))
+        let flushed = self.file.flush();
+        flushed.map_err(|error| Error::file(&self.path, &error))
     }
 }

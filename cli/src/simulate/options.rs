@@ -112,10 +112,9 @@ impl SimulateArgs {
 
 /// The regular file at this path, or stdin; `None` if there is none.
 fn file(path: &Path) -> Option<Handle> {
-    let handle = if path == Path::new("-") {
-        Handle::stdin()
-    } else {
-        Handle::from_path(path)
+    let handle = match path == Path::new("-") {
+        true => Handle::stdin(),
+        false => Handle::from_path(path),
     };
     let is_file = |it: &Handle| it.as_file().metadata().is_ok_and(|it| it.is_file());
     handle.ok().filter(is_file)

@@ -50,10 +50,8 @@ impl Other {
         };
         self.refused += u64::from(is_refused);
         if self.limit.is_none() {
-            let used = decision
-                .usage()
-                .rules()
-                .map(|it| it.rule().limit() - it.remaining());
+            let rules = decision.usage().rules();
+            let used = rules.map(|it| it.rule().limit() - it.remaining());
             self.peak = used.fold(self.peak, u64::max);
         }
         Ok(())

@@ -80,11 +80,7 @@ impl Mapping {
         let mut first_rule = 0;
         for policy in policies {
             let named = own(policy.name()).or(all.map(String::as_str));
-            let default = if policy.name() == "user" {
-                "user"
-            } else {
-                "ip"
-            };
+            let default = ["ip", "user"][usize::from(policy.name() == "user")];
             let key = mapping.field(named.unwrap_or(default));
             let rules = policy.rules().len();
             let (policy, is_named) = (policy.clone(), named.is_some());
@@ -186,10 +182,9 @@ impl Mapping {
         match address(value) {
             Some(address) if kind != "user" => {
                 let key = PeerIp.ipv6_prefix(self.ipv6_prefix).key(address);
-                if kind == "ip" {
-                    key
-                } else {
-                    Key::new(kind, key.value())
+                match kind {
+                    "ip" => key,
+                    kind => Key::new(kind, key.value()),
                 }
             }
             _ => Key::new(kind, value),

@@ -53,10 +53,8 @@ impl Sign {
         let is_client = !["method", "path", "status", "referer", "agent"].contains(&field);
         let is_most = is_client && self.keyed >= FEW && self.ahead * 10 >= self.keyed * 8;
         if let Some(lead) = self.lead.as_ref().filter(|_| is_most) {
-            notes.push(format!(
-                "{} has nearly all lines: is it a proxy?",
-                identity(lead)
-            ));
+            let lead = identity(lead);
+            notes.push(format!("{lead} has nearly all lines: is it a proxy?"));
         }
         notes
     }

@@ -110,11 +110,8 @@ pub(super) fn duration(text: &[u8], unit: &str) -> Option<u64> {
     let text = str::from_utf8(text).ok()?.trim();
     let end = text.find(|char: char| !(char.is_ascii_digit() || char == '.'));
     let (count, own) = text.split_at(end.unwrap_or(text.len()));
-    let unit = if own.trim().is_empty() {
-        unit
-    } else {
-        own.trim()
-    };
+    let own = Some(own.trim()).filter(|own| !own.is_empty());
+    let unit = own.unwrap_or(unit);
     let units = [
         ("s", 1e3),
         ("ms", 1.0),

@@ -77,10 +77,8 @@ impl Timeline {
         self.length += 1;
         let length = LENGTHS[self.length];
         for (start, span) in std::mem::take(&mut self.spans) {
-            self.spans
-                .entry(start / length * length)
-                .or_default()
-                .add(&span);
+            let joined = self.spans.entry(start / length * length);
+            joined.or_default().add(&span);
         }
     }
 

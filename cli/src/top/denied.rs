@@ -89,12 +89,8 @@ async fn ranking(args: &TopArgs, inspector: &Inspector) -> Result<(Value, Table)
             networks.first(args.number.into())
         }
         None => {
-            listed(
-                &denials[..denials.len().min(args.number.into())],
-                inspector,
-                now_ms,
-            )
-            .await?
+            let first = &denials[..denials.len().min(args.number.into())];
+            listed(first, inspector, now_ms).await?
         }
     };
     let document = json!({
@@ -121,11 +117,9 @@ async fn listed(
             let how = if block.is_ban() { "banned" } else { "blocked" };
             let until = block.until_ms;
             let until = until.map(|ms| format!("until {}", time(ms, now_ms)));
+            let until = until.unwrap_or_else(|| "for ever".to_owned());
             // Not to be broken here at a narrow terminal.
-            format!(
-                "{how}\u{a0}{}",
-                until.unwrap_or_else(|| "for ever".to_owned())
-            )
+            format!("{how}\u{a0}{until}")
         });
         table.row([
             identity.into(),

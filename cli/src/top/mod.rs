@@ -121,13 +121,12 @@ impl<'a> Top<'a> {
         inspector: &Inspector,
         scan: &mut Scan,
     ) -> Result<Self> {
+        let networks = |bits| Networks::new(bits, ["full", "used"]);
         let mut top = Self {
             args,
             limits,
             ranking: Ranking::new(args.number.into()),
-            networks: args
-                .by_prefix
-                .map(|bits| Networks::new(bits, ["full", "used"])),
+            networks: args.by_prefix.map(networks),
             now_ms: 0,
             keys: scan.total,
             read: 0,
@@ -276,10 +275,9 @@ impl<'a> Top<'a> {
     /// Writes how many keys there are, how many are full, and how many identities are blocked.
     fn write_summary(&self, output: &mut Output) -> Result<()> {
         let (read, counting) = (grouped(self.read), grouped(self.ranking.seen));
-        let read = if self.read == self.keys {
-            String::new()
-        } else {
-            format!(", {read} read")
+        let read = match self.read == self.keys {
+            true => String::new(),
+            false => format!(", {read} read"),
         };
         let full = match self.full() {
             Some(0) => ", none of them full now".to_owned(),
@@ -375,15 +373,9 @@ impl Ranked {
             (_, Some(_)) if self.is_of_slots => "as long as all run".to_owned(),
             (_, Some(ms)) => span(ms.saturating_sub(now_ms)),
         };
+        let percent = Cell::right(format!("{percent}%"));
         let denied = Cell::from(denied).style(BAD);
-        table.row([
-            identity,
-            policy,
-            rule,
-            used,
-            Cell::right(format!("{percent}%")),
-            denied,
-        ]);
+        table.row([identity, policy, rule, used, percent, denied]);
     }
 }
 

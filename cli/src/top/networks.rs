@@ -30,12 +30,11 @@ pub(super) struct Networks {
 impl Networks {
     /// Networks of so many bits of IPv6 addresses; IPv4 addresses stay alone. `names` are those of the numbers.
     pub(super) fn new(bits: u8, names: [&'static str; 2]) -> Self {
-        let (sums, is_cut) = (HashMap::new(), false);
         Self {
             bits,
             names,
-            sums,
-            is_cut,
+            sums: HashMap::new(),
+            is_cut: false,
         }
     }
 
@@ -48,9 +47,8 @@ impl Networks {
         let Ok(address) = address.parse::<IpAddr>() else {
             return;
         };
-        let bits = bits
-            .parse()
-            .map_or(self.bits, |bits: u8| bits.min(self.bits));
+        let most = self.bits;
+        let bits = bits.parse().map_or(most, |bits: u8| bits.min(most));
         let network = PeerIp.ipv6_prefix(bits.clamp(32, 128)).key(address);
         let network = format!("{kind}={}", String::from_utf8_lossy(network.value()));
         let sum = self.sums.entry((network, policy.to_owned())).or_default();
@@ -80,8 +78,7 @@ impl Networks {
             rows.push(json!({
                 "network": network, "policy": policy, "addresses": sum.addresses, field(one): first, field(two): second,
             }));
-            let cells = [first, second].map(Cell::from);
-            let [first, second] = cells;
+            let [first, second] = [first, second].map(Cell::from);
             let (network, policy) = (network.as_str().into(), policy.as_str().into());
             table.row([network, policy, sum.addresses.into(), first, second]);
         }

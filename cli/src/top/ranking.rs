@@ -54,9 +54,8 @@ impl Ranking {
             return;
         }
         self.first.retain(|other| other.name != ranked.name);
-        let place = self
-            .first
-            .partition_point(|other| other.rank >= ranked.rank);
+        let is_before = |other: &Ranked| other.rank >= ranked.rank;
+        let place = self.first.partition_point(is_before);
         self.first.insert(place, ranked);
         self.first.truncate(self.size);
     }
@@ -104,9 +103,8 @@ impl Ranked {
     fn of_units(name: &StoredName, value: &StoredValue, now_ms: u64) -> Option<Self> {
         let sections = value.sections().iter();
         let ranked = sections.map(|it| Self::new(name, it, &it.rule(0), now_ms));
-        ranked
-            .max_by_key(|ranked| ranked.used)
-            .filter(|ranked| ranked.used > 0)
+        let most = ranked.max_by_key(|ranked| ranked.used);
+        most.filter(|ranked| ranked.used > 0)
     }
 
     fn new(name: &StoredName, section: &Section, rule: &Rule, now_ms: u64) -> Self {
