@@ -73,9 +73,8 @@ impl BlockReport {
             ))
         })?;
         let holds = |it: &Self| it.until_ms.is_none_or(|until| until > now_ms);
-        let block = block
-            .as_ref()
-            .map(|(block, details)| Self::new(*block, details));
+        let block = block.as_ref();
+        let block = block.map(|(block, details)| Self::new(*block, details));
         Ok(block.filter(holds))
     }
 

@@ -157,10 +157,8 @@ impl<'a> Hints<'a> {
             None => {
                 let others = listed(&self.prefixes);
                 let text = format!("under the prefix `{prefix}`{among}, but under {others}");
-                Why::misnamed(
-                    format!("No counts are stored {text}: see --prefix"),
-                    is_proven,
-                )
+                let text = format!("No counts are stored {text}: see --prefix");
+                Why::misnamed(text, is_proven)
             }
         })
     }
@@ -234,6 +232,16 @@ impl<'a> Hints<'a> {
         let why =
             format!("Nothing is stored under a policy `{policy}`{among}: the policies are {names}");
         self.why_empty().or(Some(Why::misnamed(why, false)))
+    }
+
+    /// The reason why there is nothing under the prefix. An error if there is no policy of this name.
+    pub(crate) fn why_none(&self, policy: Option<&str>) -> Result<String> {
+        let why = policy.map_or_else(|| self.why_empty(), |it| self.why_no_policy(it));
+        let why = why.unwrap_or_default().text;
+        match policy {
+            Some(_) if self.unchecked.is_none() && !why.is_empty() => Err(Error::usage(why)),
+            _ => Ok(why),
+        }
     }
 
     /// The reason why there is nothing for this identity under `known` policies.

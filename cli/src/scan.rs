@@ -34,9 +34,8 @@ impl Share {
 
     /// Reads `5%` or `0.5%`.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
-        let percent = text
-            .strip_suffix('%')
-            .and_then(|number| number.parse::<f64>().ok());
+        let number = text.strip_suffix('%');
+        let percent = number.and_then(|it| it.parse::<f64>().ok());
         match percent {
             Some(percent) if percent > 0.0 && percent <= 100.0 => Ok(Self(percent / 100.0)),
             _ => Err("write a share as 5% or 0.5%, up to 100%".into()),

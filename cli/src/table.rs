@@ -125,9 +125,8 @@ impl Table {
         let mut widths = self.widths();
         let longest = |column: usize| {
             let cells = self.rows.iter().map(|row| row[column].text.as_str());
-            let words = cells
-                .chain([self.titles[column]])
-                .flat_map(|text| text.split(' '));
+            let cells = cells.chain([self.titles[column]]);
+            let words = cells.flat_map(|text| text.split(' '));
             words.map(|word| word.chars().count()).max().unwrap_or(0)
         };
         let least: Vec<usize> = (0..widths.len()).map(longest).collect();
@@ -201,10 +200,8 @@ pub(crate) fn escaped(text: &str) -> String {
 
 /// One row, with a line for each part of its most broken cell.
 fn line(row: &[Cell], widths: &[usize], gap: &str) -> String {
-    let parts = row
-        .iter()
-        .zip(widths)
-        .map(|(cell, width)| broken(&cell.text, *width));
+    let cells = row.iter().zip(widths);
+    let parts = cells.map(|(cell, width)| broken(&cell.text, *width));
     let parts: Vec<Vec<String>> = parts.collect();
     let mut lines = String::new();
     for at in 0..parts.iter().map(Vec::len).max().unwrap_or(0) {

@@ -26,14 +26,11 @@ pub(super) async fn tried(server: &Inspector, key: &str) -> Result<Rights, Store
     for (feature, commands) in features {
         let mut missing = Vec::new();
         for command in commands.split(", ") {
-            let mut words = command
-                .split(' ')
-                .map(|it| if it == "K" { key } else { it });
+            let words = command.split(' ');
+            let mut words = words.map(|it| if it == "K" { key } else { it });
             let name = words.next().unwrap_or_default();
-            let Err(error) = server
-                .ask(redis::cmd(name).arg(words.collect::<Vec<_>>()))
-                .await
-            else {
+            let arguments: Vec<&str> = words.collect();
+            let Err(error) = server.ask(redis::cmd(name).arg(arguments)).await else {
                 continue;
             };
             let cause = error.source().map(ToString::to_string);

@@ -188,9 +188,8 @@ impl RuleReport {
             .map_or(Vec::new(), |section| section.steps(now_ms))
             .into_iter();
         let used = section.map_or(0, |section| section.used(now_ms));
-        let fits_ms = limit
-            .zip(section)
-            .map(|(limit, it)| it.fits_at_ms(now_ms, limit, cost));
+        let known = limit.zip(section);
+        let fits_ms = known.map(|(limit, it)| it.fits_at_ms(now_ms, limit, cost));
         let fits_ms = fits_ms.filter(|ms| *ms > 0);
         let free_ms = section.map(|section| section.reset_at_ms(now_ms));
         let period = Period::of(rule, now_ms);

@@ -207,11 +207,8 @@ impl PolicyReport {
     fn line(&self) -> String {
         let rules = self.rules.iter().map(|rule| {
             let full = if rule.left == Some(0) { " full" } else { "" };
-            format!(
-                "{} {}{full}",
-                rule.rule,
-                used(rule.used, rule.limit, rule.slots)
-            )
+            let used = used(rule.used, rule.limit, rule.slots);
+            format!("{} {used}{full}", rule.rule)
         });
         // A change is one line of output, so all rules go on one line.
         let rules = match (&self.error, self.expires_ms) {
@@ -270,9 +267,8 @@ impl RuleReport {
 impl Strikes {
     /// `3 of 5 strikes in 10m`
     fn text(&self) -> String {
-        let limit = self
-            .limit
-            .map_or(String::new(), |limit| format!(" of {limit}"));
+        let limit = self.limit.map(|limit| format!(" of {limit}"));
+        let limit = limit.unwrap_or_default();
         format!("{}{limit} strikes in {}", self.count, span(self.window_ms))
     }
 }

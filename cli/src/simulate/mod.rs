@@ -83,10 +83,8 @@ pub(crate) fn run(args: &SimulateArgs, settings: &Settings, output: &mut Output)
     if let Some(path) = &args.report {
         fs::write(path, report::page(&outcome)).map_err(|error| Error::file(path, &error))?;
     }
-    let verdicts = args
-        .max_refused
-        .iter()
-        .map(|bound| verdict::verdict(bound, &outcome));
+    let verdicts = args.max_refused.iter();
+    let verdicts = verdicts.map(|bound| verdict::verdict(bound, &outcome));
     let verdicts: Result<Vec<Verdict>> = verdicts.collect();
     let judged = verdicts.map(|it| outcome.verdicts = it);
     // You see the outcome even if there is no verdict.

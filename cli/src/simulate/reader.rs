@@ -71,9 +71,8 @@ impl<'a> Reader<'a> {
         let patterns = || format.patterns.iter().enumerate();
         let view = |pattern| View::new(format, pattern, mapping.names(), time);
         let views = patterns().map(|(_, it)| view(Some(it)));
-        self.views = views
-            .chain(format.needs.iter().map(|_| view(None)))
-            .collect();
+        let of_json = format.needs.iter().map(|_| view(None));
+        self.views = views.chain(of_json).collect();
         let strict = patterns().map(|(at, it)| (&it.strict, at, false));
         let tries = strict.chain(patterns().map(|(at, it)| (&it.loose, at, true)));
         let tries = tries.map(|(it, at, loose)| (it.clone(), at, loose, it.capture_locations()));

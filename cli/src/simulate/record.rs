@@ -38,10 +38,8 @@ impl Place {
                 format!(r#"{name}=(?:"{value}(?:[^"\\]|\\.)*)"|{value}[^ "]*))"#)
             };
             let (others, own) = (pair("[^ =]+", "(?:"), pair(&regex::escape(part), "("));
-            Some(Self::Part(
-                group(whole)?,
-                compiled(&format!("^(?:{others} )*?{own}")),
-            ))
+            let regex = compiled(&format!("^(?:{others} )*?{own}"));
+            Some(Self::Part(group(whole)?, regex))
         })
     }
 }

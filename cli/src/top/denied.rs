@@ -13,7 +13,7 @@ use crate::denied::DenialReport;
 use crate::hints::Hints;
 use crate::identity::Named;
 use crate::text::{grouped, printable, time};
-use crate::{BAD, Cell, Error, Output, Result, Settings, Table, server};
+use crate::{BAD, Cell, Output, Result, Settings, Table, server};
 
 pub(super) fn run(args: &TopArgs, settings: &Settings, output: &mut Output) -> Result<bool> {
     let (document, table, why) = server::inspect(settings, async |inspector| {
@@ -60,14 +60,7 @@ async fn why_none(
         return Ok(String::new());
     }
     let hints = Hints::look(inspector, settings, &published).await;
-    let why = match policy {
-        Some(policy) => hints.why_no_policy(policy),
-        None => hints.why_empty(),
-    };
-    match why {
-        Some(why) if policy.is_some() && hints.unchecked.is_none() => Err(Error::usage(why.text)),
-        why => Ok(why.unwrap_or_default().text),
-    }
+    hints.why_none(policy)
 }
 
 async fn ranking(args: &TopArgs, inspector: &Inspector) -> Result<(Value, Table)> {

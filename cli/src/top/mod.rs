@@ -21,7 +21,7 @@ use super::published::Limits;
 use super::report::other_rules;
 use super::scan::{DEFAULT_LOAD, Scan, Share};
 use super::text::{grouped, span, used};
-use super::{BAD, Cell, Error, Output, Result, Settings, Table, policies_file, published, server};
+use super::{BAD, Cell, Output, Result, Settings, Table, policies_file, published, server};
 
 const EXAMPLES: &str = include_str!("../help/top.txt");
 
@@ -85,10 +85,7 @@ pub(crate) fn run(args: &TopArgs, settings: &Settings, output: &mut Output) -> R
         if top.read == 0 && (args.policy.is_some() || !output.is_json()) {
             let hints = Hints::look(&inspector, settings, &top.limits.published).await;
             let policy = args.policy.as_deref().filter(|_| file.is_none());
-            if let Some(why) = policy.and_then(|policy| hints.why_no_policy(policy)) {
-                return Err(Error::usage(why.text));
-            }
-            why = hints.why_empty().unwrap_or_default().text;
+            why = hints.why_none(policy)?;
         }
         output.report(&top.document(), |_, output| top.write(&why, output))?;
         scan.end().map(|()| true)
