@@ -1,6 +1,6 @@
 //! [`CallQueue`]: the waiting callers and the number of calls in flight. This file knows neither Redis nor runtimes.
 
-use std::{collections::BTreeMap, sync::PoisonError};
+use std::{collections::VecDeque, sync::PoisonError};
 
 use super::sync::{Mutex, MutexGuard};
 
@@ -91,20 +91,29 @@ impl<T, C> CallQueue<T, C> {
     }
 }
 
-/// The waiting callers, each with its charges, by their tickets: in order of arrival.
+/// The waiting callers in order of arrival, and the sum of their charges.
 pub(super) struct Waiting<T> {
-    callers: BTreeMap<u64, (T, usize)>,
+    /// Sorted by ticket. The first has not left, and at most half of them have.
+    places: VecDeque<Place<T>>,
     next_ticket: u64,
-    /// The sum of all charges.
     charges: usize,
+    /// How many of the callers have left.
+    left: usize,
+}
+
+struct Place<T> {
+    ticket: u64,
+    /// The caller and its charges; `None` if it has left.
+    one: Option<(T, usize)>,
 }
 
 impl<T> Waiting<T> {
     const fn new() -> Self {
         Self {
-            callers: BTreeMap::new(),
+            places: VecDeque::new(),
             next_ticket: 0,
             charges: 0,
+            left: 0,
         }
     }
 
@@ -112,22 +121,62 @@ impl<T> Waiting<T> {
         let ticket = self.next_ticket;
         self.next_ticket += 1;
         self.charges += charges;
-        self.callers.insert(ticket, (one, charges));
+        let one = Some((one, charges));
+        self.places.push_back(Place { ticket, one });
         ticket
     }
 
     pub(super) fn first(&self) -> Option<&T> {
-        Some(&self.callers.first_key_value()?.1.0)
+        let (first, _) = self.places.front()?.one.as_ref()?;
+        Some(first)
     }
 
     pub(super) fn take_first(&mut self) -> Option<T> {
-        let ticket = *self.callers.first_key_value()?.0;
-        self.remove(ticket)
+        let (one, charges) = self.places.pop_front()?.one?;
+        self.charges -= charges;
+        self.skip_left();
+        Some(one)
     }
 
     fn remove(&mut self, ticket: u64) -> Option<T> {
-        let (one, charges) = self.callers.remove(&ticket)?;
+        let index = self
+            .places
+            .binary_search_by_key(&ticket, |place| place.ticket);
+        let (one, charges) = self.places[index.ok()?].one.take()?;
         self.charges -= charges;
+        self.left += 1;
+        self.skip_left();
+        // Without this, callers that come and leave behind one that waits would take ever more memory.
+        if self.left > self.places.len() / 2 {
+            self.places.retain(|place| place.one.is_some());
+            self.left = 0;
+        }
         Some(one)
+    }
+
+    fn skip_left(&mut self) {
+        while self.places.front().is_some_and(|place| place.one.is_none()) {
+            self.places.pop_front();
+            self.left -= 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Waiting;
+
+    #[test]
+    fn those_who_leave_behind_one_that_waits_take_no_room() {
+        let mut waiting = Waiting::new();
+        waiting.push("waits", 1);
+        for _ in 0..1_000 {
+            let ticket = waiting.push("leaves", 1);
+            assert_eq!(waiting.remove(ticket), Some("leaves"));
+            assert_eq!(waiting.remove(ticket), None);
+        }
+        assert!(waiting.places.len() <= 2, "{}", waiting.places.len());
+        assert_eq!(waiting.take_first(), Some("waits"));
+        assert_eq!(waiting.take_first(), None);
     }
 }
