@@ -26,7 +26,7 @@ use crate::{
     },
 };
 
-/// On a cluster, all keys of one call have to share a slot.
+/// On a cluster, all keys of one call have to share a hash slot.
 impl RedisStore {
     pub(super) fn call_one_slot(&self, operations: Vec<Operation>) -> CallFuture {
         let sent = Sent::queued();
@@ -105,7 +105,7 @@ impl RedisStore {
     ) -> Result<Vec<Result<Reply, StoreError>>, StoreError> {
         let operations = operations.as_ref();
         let replies = self.ask(&route, self.client_now_ms(), operations).await;
-        // While a slot is being moved, the keys of a call may be on two nodes. Calls with one key each still work.
+        // While a hash slot is being moved, the keys of a call may be on two nodes. Calls with one key each still work.
         #[cfg(feature = "cluster")]
         if replies
             .as_ref()

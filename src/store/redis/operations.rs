@@ -15,7 +15,7 @@ use crate::{
 /// A call of several operations is one call of the script, sent at once and not shared with others. The server does
 /// nothing else meanwhile, for some 4 to 8 µs a check: hundreds in a call are welcome, tens of thousands are better
 /// split.
-/// [On a cluster](deployment#cluster) it is one call for each slot. If one of them is not about keys to charge, block
+/// [On a cluster](deployment#cluster) it is one call for each hash slot. If one of them is not about keys to charge, block
 /// or reset, such as [`Operation::ListBlocks`], they are executed one by one instead.
 impl Store for RedisStore {
     fn check(&self, check: &Check) -> StoreFuture<Decision> {

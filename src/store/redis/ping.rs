@@ -13,7 +13,7 @@ use crate::{
     store::{Store, TIMED_OUT},
 };
 
-/// How many names are tried to find one that each primary serves: enough where one serves a single slot.
+/// How many names are tried to find one that each primary serves: enough where one serves a single hash slot.
 const MOST_NAMES: u32 = 1 << 18;
 
 impl RedisStore {

@@ -50,7 +50,7 @@ impl Transports {
         self.here().unwrap_or_else(|_| (self.make)())
     }
 
-    /// Whether the keys of one call have to share a slot.
+    /// Whether the keys of one call have to share a hash slot.
     pub(super) const fn is_cluster(&self) -> bool {
         self.is_cluster
     }
@@ -101,7 +101,7 @@ impl Transport {
         }
     }
 
-    /// Whether the keys of one call have to share a slot.
+    /// Whether the keys of one call have to share a hash slot.
     pub(super) const fn is_cluster(&self) -> bool {
         match self {
             #[cfg(feature = "cluster")]

@@ -1,14 +1,14 @@
-//! A check whose keys are in several slots: one call for each slot, all or nothing by rolling back.
+//! A check whose keys are in several hash slots: one call for each hash slot, all or nothing by rolling back.
 //!
 //! ```text
-//!   check ──▶ slot 1: admitted ──▶ rolled back ─┐
-//!         ──▶ slot 2: denied ──────────────────▶├─▶ denied
-//!         ──▶ slot 3: admitted ──▶ rolled back ─┘
+//!   check ──▶ hash slot 1: admitted ──▶ rolled back ─┐
+//!         ──▶ hash slot 2: denied ──────────────────▶├─▶ denied
+//!         ──▶ hash slot 3: admitted ──▶ rolled back ─┘
 //! ```
 //!
-//! One task asks all slots at once. After the first denial or error, it rolls back at once what the slots have admitted,
-//! and later admissions as they arrive. If the caller leaves, the task goes on: what it then admits stays charged, as in
-//! one slot.
+//! One future asks all hash slots at once. After the first denial or error, it rolls back at once what these have admitted,
+//! and later admissions as they arrive. If the caller drops it, the back room polls it on: what it then admits stays
+//! charged, as in one hash slot.
 
 use std::{future::ready, time::Duration};
 
@@ -38,11 +38,12 @@ use crate::{
     timer::{self, LazySleep},
 };
 
-/// How long an answer waits for the denials of other slots, for roll-backs and for shadows. Shorter than the default
+/// How long an answer waits for the denials of other hash slots, for roll-backs and for shadows. Shorter than the default
 /// timeout of a limiter.
 const GRACE: Duration = Duration::from_millis(50);
 
-/// How long the answer of a slot is waited for, to roll it back, and how long a roll-back is tried that was surely not sent.
+/// How long the answer of a hash slot is waited for, to roll it back, and how long a roll-back is tried that was surely not
+/// sent.
 const LATEST: Duration = Duration::from_secs(60);
 
 /// Between the first two tries; each further pause is twice as long.
@@ -165,13 +166,13 @@ fn join(check: &Check, parts: &Parts, answers: &[Option<Answer>], is_admitted: b
     if !is_admitted && decisions().all(Decision::is_allowed) {
         let mut errors = answers.iter().flatten().filter_map(|it| it.as_ref().err());
         let error = errors.next().cloned().unwrap_or(TOO_LATE);
-        return Err(error.maybe_sent()); // another slot may be charged
+        return Err(error.maybe_sent()); // another hash slot may be charged
     }
     let check = &check.without_shadows();
     let usages = answers.iter().zip(parts.of(check));
     let usages = usages.map(|(answer, part)| match answer {
         Some(Ok(decision)) => decision.usage().clone(),
-        _ => Usage::unused(&part), // we know nothing about a slot that did not answer
+        _ => Usage::unused(&part), // we know nothing about a hash slot that did not answer
     });
     let (decided_at_ms, rules) = parts.join(check, &usages.collect::<Vec<_>>());
     let mut joined = Decision::joined(check, is_admitted, decided_at_ms, rules)?;

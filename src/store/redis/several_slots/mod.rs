@@ -1,5 +1,5 @@
-//! Operations whose keys are in several slots of a cluster, each slot on some node: each part of the charges is executed
-//! apart, at the same time. And calls of several operations: one call of the script for each slot.
+//! Operations whose keys are in several hash slots of a cluster, each on some node: each part of the charges is executed
+//! apart, at the same time. And calls of several operations: one call of the script for each hash slot.
 
 mod cross_slot;
 mod moving;
@@ -26,7 +26,7 @@ use crate::{
 
 type Replies = Vec<Result<Reply, StoreError>>;
 
-/// The operations of each slot, with their positions in the caller's list.
+/// The operations of each hash slot, with their positions in the caller's list.
 type Calls = HashMap<Slot, (Vec<usize>, Vec<Operation>)>;
 
 /// The charges of a check that count, in parts that are decided apart.
@@ -34,7 +34,7 @@ type Calls = HashMap<Slot, (Vec<usize>, Vec<Operation>)>;
 struct Parts {
     /// The indices of the charges of each part.
     charges: Vec<Vec<usize>>,
-    /// Whether each part is a key of a slot that is being moved.
+    /// Whether each part is a key of a hash slot that is being moved.
     are_keys: bool,
 }
 
@@ -61,8 +61,8 @@ impl Parts {
 }
 
 impl RedisStore {
-    /// Executes the operations of each slot in one call, in their order, and all calls at the same time. An operation
-    /// with keys in several slots waits for all before it, and all after it wait for it.
+    /// Executes the operations of each hash slot in one call, in their order, and all calls at the same time. An operation
+    /// with keys in several hash slots waits for all before it, and all after it wait for it.
     pub(super) fn call_by_slot(&self, operations: Vec<Operation>) -> CallFuture {
         let store = self.clone();
         StoreFuture::pending(async move {
@@ -99,7 +99,7 @@ impl RedisStore {
         }
     }
 
-    /// The answer to an operation with the keys of this check, if they are in several slots.
+    /// The answer to an operation with the keys of this check, if they are in several hash slots.
     pub(super) fn in_several_slots(
         &self,
         check: Option<&Check>,
@@ -178,7 +178,7 @@ impl RedisStore {
         Ok(Usage::joined(check, decided_at_ms, rules))
     }
 
-    /// The parts of a check by slot, if its keys, including shadows, are in several.
+    /// The parts of a check by hash slot, if its keys, including shadows, are in several.
     fn several_slots(&self, check: &Check) -> Option<Parts> {
         let may_be = self.transports.is_cluster() && check.all_charges().len() > 1;
         if !may_be || self.common_slot(check).is_some() {
@@ -215,7 +215,7 @@ impl RedisStore {
         answer
     }
 
-    /// The slot of all keys of a check, including shadows; `None` for keys in several, or no keys.
+    /// The hash slot of all keys of a check, including shadows; `None` for keys in several, or no keys.
     fn common_slot(&self, check: &Check) -> Option<Slot> {
         let mut slots = check
             .all_charges()
@@ -225,7 +225,7 @@ impl RedisStore {
         slots.all(|slot| slot == first).then_some(first)
     }
 
-    /// The slot of an operation; `None` for keys in several, or no keys.
+    /// The hash slot of an operation; `None` for keys in several, or no keys.
     fn only_slot(&self, operation: &Operation) -> Option<Slot> {
         match operation.check() {
             Some(check) => self.common_slot(check),
@@ -233,14 +233,14 @@ impl RedisStore {
         }
     }
 
-    /// The name of a key in the only slot of an operation; empty without keys.
+    /// The name of a key in the only hash slot of an operation; empty without keys.
     pub(super) fn routing_key(&self, check: Option<&Check>, key: Option<&Key>) -> Vec<u8> {
         let charge = check.and_then(|check| check.all_charges().first());
         let key = charge.map(Charge::key).or(key);
         key.map(|key| self.names.name("", key)).unwrap_or_default()
     }
 
-    /// The slot of all keys of an identity, whatever the policy.
+    /// The hash slot of all keys of an identity, whatever the policy.
     fn slot(&self, key: &Key) -> Slot {
         Slot::for_key(self.names.name("", key))
     }

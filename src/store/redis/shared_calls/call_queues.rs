@@ -1,4 +1,4 @@
-//! [`CallQueues`]: the shared calls of a store, in each runtime for a server, or for each slot of a cluster.
+//! [`CallQueues`]: the shared calls of a store, in each runtime for a server, or for each hash slot of a cluster.
 
 use std::sync::Arc;
 #[cfg(feature = "cluster")]
@@ -29,9 +29,9 @@ pub(in crate::store::redis) struct CallQueues {
 /// The calls of one runtime.
 #[derive(Clone)]
 struct OfRuntime {
-    /// Those to the server; on a cluster, of no slot.
+    /// Those to the server; on a cluster, of no hash slot.
     calls: Arc<SharedCalls>,
-    /// Those to each slot of a cluster that was used: some hundred bytes each, for at most 16 384 slots.
+    /// Those to each hash slot of a cluster that was used: some hundred bytes each, for at most 16 384 hash slots.
     #[cfg(feature = "cluster")]
     slots: Option<Arc<BySlot>>,
 }
@@ -73,7 +73,7 @@ impl CallQueues {
         let here = here.ok_or(NO_RUNTIME)?;
         #[cfg(feature = "cluster")]
         if let Some(slots) = &here.slots {
-            // All keys of the task are in one slot. One without keys goes to any.
+            // All keys of the task are in one hash slot. One without keys goes to any.
             let of_other = match task {
                 Task::Check(_) => None,
                 Task::Other(operation) => operation.key(),
