@@ -68,7 +68,7 @@ local function charge(policy, i, is_new, units, is_check)
   local rules, shape, wrap, changed, at = policy.rules, policy.shape, size == 2 and 2 ^ 16 or 2 ^ 53, '', 44 + policy.rules * 7
   local totals, since, due, others, copied = { unpack(policy.counts, value, 44) }, 0, nil, 2 ^ 47, at
   local expires, newest, base, window = unpack('<I6I6I7', value, 25)
-  local first_newest, first_base = newest, base
+  local newest_1, base_1 = newest, base
   window = nil
   for k = 1, rules do
     local rule, used = shape[k], totals[k]
@@ -85,7 +85,7 @@ local function charge(policy, i, is_new, units, is_check)
       elseif places > 0 then
         added, stop = totals_of(value, at, places, size, newest / step, (current - newest) / step, pack(entry, total))
       end
-      if k > 1 then head = pack('<I6I7', current, base) else first_base = base end
+      if k > 1 then head = pack('<I6I7', current, base) else base_1 = base end
       changed, copied = changed .. sub(value, copied, at - #head - 1) .. head .. added, stop
     elseif newest ~= current then
       return
@@ -94,7 +94,7 @@ local function charge(policy, i, is_new, units, is_check)
     if is_check and used > rule.limit or used >= wrap then return end
     if current - step > since then since = current - step end
     newest = current + rule.lag > now and current + rule.lag or current
-    if k == 1 then due, first_newest = newest, current elseif newest < others then others = newest end
+    if k == 1 then due, newest_1 = newest, current elseif newest < others then others = newest end
     if current + retention > expires then
       expires, window = current + retention, retention < step and step or retention
     end
@@ -106,7 +106,7 @@ local function charge(policy, i, is_new, units, is_check)
   end
   local counts = pack(policy.counts, spread(totals, 1, rules))
   local mark, tail = is_new and pack('<I6', policy.mark) or '', is_new and shape.tail or ''
-  values[i], offsets[i] = mark .. pack('<I6I6I6I6I6I7', since, due, others, expires, first_newest, first_base) .. counts .. changed .. tail, '6'
+  values[i], offsets[i] = mark .. pack('<I6I6I6I6I6I7', since, due, others, expires, newest_1, base_1) .. counts .. changed .. tail, '6'
   if is_new then
     offsets[i] = nil
     policy.new = is_check and { units = units, expires = expires, counts = counts, value = values[i] } or nil

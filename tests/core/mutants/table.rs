@@ -205,7 +205,7 @@ rep(entry, behind / size) .. => rep(entry, behind) ..
 if newest + rule.lag <= now then\n      if step => if newest <= now then\n      if step
 if step > now and newest > 0 then return end =>
 or used == 0 and places > 0 and size == 7 then return end => then return end
-else first_base = base end => end
+else base_1 = base end => end
 sub(value, copied, at - #head - 1) => sub(value, copied, at - 1)
     elseif newest ~= current then\n      return\n =>
 if is_check and used > rule.limit or used >= wrap => if used >= wrap
