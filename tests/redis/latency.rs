@@ -54,6 +54,22 @@ async fn checks_that_are_far_more_than_go_in_small_calls_are_all_decided() {
     assert_eq!(decided.count(), 600);
 }
 
+/// The index is written in two round trips, for which a block waits 50 ms.
+#[tokio::test]
+async fn a_block_on_a_distant_server_is_listed_all_the_same() {
+    let server = Server::start();
+    let url = far_away(&server, Duration::from_millis(60)).await;
+    let limiter = Limiter::new(RedisStore::connect(url).await.unwrap()).timeout(SOON);
+    limiter.block(&user("bob"), Until::Forever).await.unwrap();
+    let is_listed = async || {
+        limiter
+            .blocks(9)
+            .await
+            .is_ok_and(|blocks| blocks.len() == 1)
+    };
+    until("it is listed", is_listed).await;
+}
+
 /// The results of ten thousand checks at once.
 async fn burst(limiter: &Limiter) -> Vec<Result<Decision, StoreError>> {
     let tasks = (0..10_000).map(|user| {

@@ -13,7 +13,7 @@
 use std::time::Duration;
 
 use super::{
-    RedisStore,
+    RedisStore, background,
     error::store_error,
     reports::{look, send_all},
 };
@@ -73,25 +73,31 @@ impl RedisStore {
             return answer;
         }
         let (sent, blocks) = (answer.sent().cloned(), index.look.is_some());
-        let write = within(PATIENCE, index.write(self.clone()));
-        // Warns about the first error, and again after a success.
-        let noted = async {
-            static FAILURES: Quiet = Quiet::new();
-            let written = write.await.unwrap_or(Ok(()));
-            FAILURES.note(&written, warning::blocks_not_indexed);
-        };
+        let write = index.write(self.clone());
         let both = StoreFuture::pending(async move {
             if blocks {
-                noted.await;
+                noted(write).await;
                 return answer.await;
             }
             let answer = answer.await;
             if answer.as_ref().is_ok_and(is_done) {
-                noted.await;
+                noted(write).await;
             }
             answer
         });
         both.queued(sent)
+    }
+}
+
+/// Waits for a write of the index, for a short time. Written late, an identity is listed all the same.
+async fn noted(write: impl Future<Output = Result<(), StoreError>> + Send + 'static) {
+    // Warns about the first error, and again after a success.
+    let mut noted = Box::pin(async {
+        static FAILURES: Quiet = Quiet::new();
+        FAILURES.note(&write.await, warning::blocks_not_indexed);
+    });
+    if within(PATIENCE, noted.as_mut()).await.is_none() {
+        background::spawn(noted);
     }
 }
 

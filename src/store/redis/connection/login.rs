@@ -71,6 +71,7 @@ pub(super) struct Login {
     credentials: Credentials,
     /// Four fifths of the validity after the ask.
     renew_at: Option<Instant>,
+    ends_at: Option<Instant>,
     is_refused: AtomicBool,
 }
 
@@ -125,10 +126,8 @@ impl Logins {
                 continue;
             };
             let sent = login.send(&mut connection, user.as_deref());
-            match within(CONNECT_TIMEOUT, sent).await {
-                Ok(()) => next = login.renew_at,
-                Err(error) if is_refusal(&error) => {}
-                Err(_) => return, // the connection is lost
+            if within(CONNECT_TIMEOUT, sent).await.is_ok() {
+                next = login.renew_at.max(next);
             }
         }
     }
@@ -148,16 +147,33 @@ impl Logins {
     }
 
     async fn ask(self: Arc<Self>) -> RedisResult<Arc<Login>> {
-        let asked = Instant::now();
-        let given = background::caught(async move { (self.source)().await });
-        let given = within(CONNECT_TIMEOUT, async { Ok(given.await) }).await?;
-        let credentials = given.and_then(|given| given).map_err(no_credentials)?;
-        let used_for = credentials.valid_for.map(|time| time / 5 * 4);
+        let (asked, logins) = (Instant::now(), Arc::clone(&self));
+        let given = background::caught(async move { (logins.source)().await });
+        let given = match within(CONNECT_TIMEOUT, async { Ok(given.await) }).await {
+            Ok(given) => given,
+            Err(error) => return self.still_valid().ok_or(error),
+        };
+        let credentials = match given.and_then(|given| given) {
+            Ok(credentials) => credentials,
+            // The answer of before serves to its end.
+            Err(text) => return self.still_valid().ok_or_else(|| no_credentials(text)),
+        };
+        let after = |time: Duration| asked.checked_add(time);
         Ok(Arc::new(Login {
-            renew_at: used_for.and_then(|time| asked.checked_add(time)),
+            renew_at: credentials.valid_for.and_then(|time| after(time / 5 * 4)),
+            ends_at: credentials.valid_for.and_then(after),
             credentials,
             is_refused: AtomicBool::new(false),
         }))
+    }
+}
+
+impl Logins {
+    /// The latest answer, unless its time is over or a server refuses it.
+    fn still_valid(&self) -> Option<Arc<Login>> {
+        let latest = self.asks.latest().outcome.clone()?.ok()?;
+        let is_valid = latest.ends_at.is_some_and(|at| Instant::now() < at);
+        (is_valid && !latest.is_refused.load(Relaxed)).then_some(latest)
     }
 }
 
