@@ -106,7 +106,7 @@ impl UntilArgs {
     }
 }
 
-/// What was done about one identity.
+/// A change for one identity.
 struct Done {
     document: Value,
     /// The line that says so, and a less important one.

@@ -76,7 +76,7 @@ pub(crate) async fn connect(settings: &Settings) -> Result<(RedisStore, Inspecto
     Ok((store, inspector))
 }
 
-/// What a replica says of itself.
+/// The words about a replica: its primary, and how far behind it is.
 pub(crate) async fn lag(server: &Inspector) -> String {
     let info = info(server, "replication").await.unwrap_or_default();
     let field = |name: &str| info.get(name).map_or("?", String::as_str);

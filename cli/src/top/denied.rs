@@ -48,7 +48,7 @@ pub(super) fn run(args: &TopArgs, settings: &Settings, output: &mut Output) -> R
     Ok(true)
 }
 
-/// The reason why nobody was denied, or nobody by this policy. An error if there is no policy of this name.
+/// The reason why no identity was denied, or none by this policy. An error if there is no policy of this name.
 async fn why_none(
     policy: Option<&str>,
     inspector: &Inspector,

@@ -69,7 +69,7 @@ impl Service<http::Request<Body>> for Greeter {
     }
 }
 
-/// Whoever supervises the service asks this, and must not be denied.
+/// A supervisor asks this, and must not be denied.
 fn is_health_check(head: &Parts) -> bool {
     head.uri.path().starts_with("/grpc.health.v1.Health/")
 }
