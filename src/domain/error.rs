@@ -12,7 +12,7 @@
 
 use std::{error::Error, fmt, sync::Arc};
 
-use crate::domain::Text;
+use crate::domain::{Text, words::words};
 
 /// The reason why a request has no key.
 ///
@@ -56,29 +56,12 @@ pub enum ExtractErrorKind {
     Misconfigured,
 }
 
-impl ExtractErrorKind {
-    #[cfg(feature = "metrics")]
-    pub(crate) const ALL: [Self; 5] = [
-        Self::Missing,
-        Self::Unauthenticated,
-        Self::Malformed,
-        Self::Unavailable,
-        Self::Misconfigured,
-    ];
-
+words!(
     /// Returns one lower-case word for labels and logs: `missing`, `unauthenticated`, `malformed`, `unavailable`,
     /// `misconfigured`.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Missing => "missing",
-            Self::Unauthenticated => "unauthenticated",
-            Self::Malformed => "malformed",
-            Self::Unavailable => "unavailable",
-            Self::Misconfigured => "misconfigured",
-        }
-    }
-}
+    ExtractErrorKind: Missing "missing", Unauthenticated "unauthenticated", Malformed "malformed",
+        Unavailable "unavailable", Misconfigured "misconfigured"
+);
 
 impl ExtractError {
     /// Creates an error of this kind with a message from your configuration. For a literal message, use the `const`
@@ -315,35 +298,13 @@ pub enum StoreErrorKind {
     InvalidRequest,
 }
 
-impl StoreErrorKind {
-    #[cfg(feature = "metrics")]
-    pub(crate) const ALL: [Self; 8] = [
-        Self::Timeout,
-        Self::Unavailable,
-        Self::Refused,
-        Self::CircuitOpen,
-        Self::AccessDenied,
-        Self::Protocol,
-        Self::Full,
-        Self::InvalidRequest,
-    ];
-
+words!(
     /// Returns one lower-case word for labels and logs: `timeout`, `unavailable`, `refused`, `circuit_open`,
     /// `access_denied`, `protocol`, `full`, `invalid_request`.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Timeout => "timeout",
-            Self::Unavailable => "unavailable",
-            Self::Refused => "refused",
-            Self::CircuitOpen => "circuit_open",
-            Self::AccessDenied => "access_denied",
-            Self::Protocol => "protocol",
-            Self::Full => "full",
-            Self::InvalidRequest => "invalid_request",
-        }
-    }
-}
+    StoreErrorKind: Timeout "timeout", Unavailable "unavailable", Refused "refused",
+        CircuitOpen "circuit_open", AccessDenied "access_denied", Protocol "protocol", Full "full",
+        InvalidRequest "invalid_request"
+);
 
 impl StoreError {
     /// Creates an error of this kind; `message` is one lower-case sentence without a key or a secret.

@@ -1,5 +1,7 @@
 //! [`FailurePolicy`]: the answer to a request that the store cannot decide.
 
+use crate::domain::words::words;
+
 /// The answer to a request that the store cannot decide.
 ///
 /// A [limiter](crate::Limiter::on_failure) or a layer has one for all policies, and you can set another for a
@@ -25,14 +27,7 @@ pub enum FailurePolicy {
     Closed,
 }
 
-impl FailurePolicy {
+words!(
     /// Returns one lower-case word: `open`, `local`, `closed`.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Open => "open",
-            Self::Local => "local",
-            Self::Closed => "closed",
-        }
-    }
-}
+    FailurePolicy: Open "open", Local "local", Closed "closed"
+);

@@ -31,6 +31,7 @@ mod text;
 mod unit;
 pub(crate) mod wanted;
 pub(crate) mod window;
+pub(crate) mod words;
 
 pub use actual_cost::ActualCost;
 pub use failure::FailurePolicy;

@@ -193,7 +193,8 @@ impl PublishedPolicy {
             policy = policy.shadow();
         }
         if let Some(text) = value("on_failure") {
-            policy = policy.on_failure(failure_policy(text)?);
+            let mut all = FailurePolicy::ALL.iter().copied();
+            policy = policy.on_failure(all.find(|policy| policy.as_str() == text)?);
         }
         if let Some(unit) = value("unit") {
             policy = policy.unit(unit.parse().ok()?);
@@ -213,14 +214,6 @@ impl PublishedPolicy {
         }
         Some(published)
     }
-}
-
-#[cfg(feature = "redis")]
-fn failure_policy(text: &str) -> Option<FailurePolicy> {
-    use FailurePolicy::{Closed, Local, Open};
-    [Open, Local, Closed]
-        .into_iter()
-        .find(|policy| policy.as_str() == text)
 }
 
 #[cfg(all(test, feature = "redis"))]

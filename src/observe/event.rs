@@ -11,6 +11,7 @@ use crate::domain::{
     decision::{Decision, PolicyUsage, RuleUsage},
     error::{ExtractError, StoreError},
     policy::Policy,
+    words::words,
 };
 
 /// The purpose of a call of the store.
@@ -35,22 +36,11 @@ pub enum CallKind {
     Unblock,
 }
 
-impl CallKind {
+words!(
     /// Returns one lower-case word: `check`, `peek`, `settle`, `renew`, `return`, `reset`, `block`, `unblock`.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Check => "check",
-            Self::Peek => "peek",
-            Self::Settle => "settle",
-            Self::Renew => "renew",
-            Self::Return => "return",
-            Self::Reset => "reset",
-            Self::Block => "block",
-            Self::Unblock => "unblock",
-        }
-    }
-}
+    CallKind: Check "check", Peek "peek", Settle "settle", Renew "renew", Return "return",
+        Reset "reset", Block "block", Unblock "unblock"
+);
 
 /// The outcome of a request that the store did not decide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -66,31 +56,27 @@ pub enum RequestOutcome {
     Failed,
 }
 
-impl RequestOutcome {
+words!(
     /// Returns one lower-case word: `passed`, `local`, `rejected`, `failed`.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Passed => "passed",
-            Self::Local => "local",
-            Self::Rejected => "rejected",
-            Self::Failed => "failed",
-        }
-    }
+    RequestOutcome: Passed "passed", Local "local", Rejected "rejected", Failed "failed"
+);
 
+impl RequestOutcome {
     pub(crate) const fn of(passes: bool) -> Self {
         if passes { Self::Passed } else { Self::Rejected }
     }
 }
 
-/// How long a call took, and when it ended, so that an observer need not read the clock again.
+/// How long a call took.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Timing {
     /// How long the limiter waited for the answer; zero when there was no call.
     pub latency: Duration,
     /// When the answer arrived, or the limiter gave up.
-    pub ended_at: std::time::Instant,
+    // `MetricsObserver` need not read the clock again.
+    #[cfg_attr(not(feature = "metrics"), expect(dead_code))]
+    pub(crate) ended_at: std::time::Instant,
 }
 
 impl Timing {

@@ -98,6 +98,9 @@ struct Handles {
 /// How long handles are kept.
 const KEPT_FOR: Duration = Duration::from_secs(1);
 
+/// The most names with handles, and the most counters of denials of a name. When they are full, they begin again.
+const MOST: usize = 1_024;
+
 const OUTCOMES: [&str; 3] = ["allowed", "denied", "shadow_denied"];
 
 impl MetricsObserver {
@@ -144,6 +147,12 @@ impl MetricsObserver {
         drop(all);
         let new = Arc::<Handles>::default();
         let mut all = self.handles.write().unwrap_or_else(PoisonError::into_inner);
+        if all.len() >= MOST {
+            all.retain(|_, (since, _)| now.saturating_duration_since(*since) < KEPT_FOR);
+        }
+        if all.len() >= MOST {
+            all.clear();
+        }
         all.insert(policy.into(), (now, Arc::clone(&new)));
         new
     }
@@ -205,10 +214,19 @@ impl Handles {
     }
 
     fn count_denial(&self, policy: &Policy, rule: Rule, shadow: bool) {
-        let mut denials = self.denials.lock().unwrap_or_else(PoisonError::into_inner);
-        let new = || by_rule(DENIALS, policy, rule, shadow);
-        let counter = denials.entry((rule, shadow));
-        counter.or_insert_with(new).increment(1);
+        let lock = || self.denials.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = lock().get(&(rule, shadow)).cloned();
+        let counter = known.unwrap_or_else(|| {
+            // The recorder may take long, so no lock is held meanwhile.
+            let new = by_rule(DENIALS, policy, rule, shadow);
+            let mut denials = lock();
+            if denials.len() >= MOST {
+                denials.clear();
+            }
+            denials.insert((rule, shadow), new.clone());
+            new
+        });
+        counter.increment(1);
     }
 }
 
@@ -224,7 +242,7 @@ fn start_at_zero() {
     for by in [DENY_LIST, Operator.as_str(), Ban.as_str(), Pause.as_str()] {
         counter!(BLOCKED, "policy" => "", "by" => by).increment(0);
     }
-    for kind in StoreErrorKind::ALL {
+    for &kind in StoreErrorKind::ALL {
         for outcome in [Passed, Local, Rejected] {
             failures(Check, kind, outcome).increment(0);
         }
@@ -257,7 +275,7 @@ fn start_policy_at_zero(policy: &Policy) {
             by_rule(NEAR, policy, *rule, shadow).increment(0);
         }
     }
-    for kind in ExtractErrorKind::ALL {
+    for &kind in ExtractErrorKind::ALL {
         no_key(Some(policy), kind, RequestOutcome::of(shadow)).increment(0);
     }
     if policy.ban_config().is_some() {
@@ -408,5 +426,68 @@ fn count(event: &Event<'_>) {
         Event::LateAnswer => counter!(LATE).increment(1),
         Event::Wait { call, waited } => count_wait(call, *waited),
         Event::Decision { .. } | Event::Completion { .. } | Event::Error { .. } => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use metrics::{Gauge, Key, KeyName, Metadata, Recorder, SharedString};
+
+    use super::*;
+
+    /// A recorder that notes while it registers a counter of denials whether another thread could count one.
+    struct Busy(Arc<Handles>, Mutex<Vec<bool>>);
+
+    impl Recorder for Busy {
+        fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+        fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+        fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+        fn register_counter(&self, _: &Key, _: &Metadata<'_>) -> Counter {
+            let is_free = self.0.denials.try_lock().is_ok();
+            self.1.lock().unwrap().push(is_free);
+            Counter::noop()
+        }
+
+        fn register_gauge(&self, _: &Key, _: &Metadata<'_>) -> Gauge {
+            Gauge::noop()
+        }
+
+        fn register_histogram(&self, _: &Key, _: &Metadata<'_>) -> Histogram {
+            Histogram::noop()
+        }
+    }
+
+    #[test]
+    fn no_denial_waits_while_the_recorder_registers_a_counter_and_few_are_kept() {
+        let handles = Arc::<Handles>::default();
+        let busy = Busy(Arc::clone(&handles), Mutex::default());
+        let policy = Policy::parse("api", "1/1s").unwrap();
+        metrics::with_local_recorder(&busy, || {
+            for limit in 0..=MOST as u64 {
+                for _ in 0..2 {
+                    handles.count_denial(&policy, Rule::per_second(limit), false);
+                }
+            }
+        });
+        let registered = busy.1.into_inner().unwrap();
+        assert_eq!(registered, [true; MOST + 1], "once each");
+        assert_eq!(handles.denials.lock().unwrap().len(), 1);
+    }
+
+    #[test]
+    fn handles_of_names_that_are_not_asked_for_again_are_dropped() {
+        let (observer, start) = (MetricsObserver::new(), Instant::now());
+        let kept = |name: usize, after: Duration| {
+            observer.of(&name.to_string(), start + after);
+            observer.handles.read().unwrap().len()
+        };
+        let soon = Duration::from_millis(1);
+        let fill = |first| (first..MOST).fold(0, |_, name| kept(name, soon));
+        assert_eq!(fill(0), MOST);
+        assert_eq!(kept(MOST, soon), 1, "all were young");
+        assert_eq!(fill(1), MOST);
+        let then = KEPT_FOR + soon;
+        assert_eq!(kept(0, then), 1, "all were old");
     }
 }

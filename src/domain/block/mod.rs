@@ -5,7 +5,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use crate::domain::rule::millis;
+use crate::domain::{rule::millis, words::words};
 
 mod ban;
 mod details;
@@ -40,32 +40,22 @@ pub enum BlockedBy {
     Pause,
 }
 
+words!(
+    /// Returns one lower-case word: `operator`, `ban`, `pause`.
+    BlockedBy: Operator "operator", Ban "ban", Pause "pause"
+);
+
 impl BlockedBy {
     /// Returns the byte that is stored in Redis.
     #[cfg(feature = "redis")]
     pub(crate) const fn code(self) -> u8 {
-        match self {
-            Self::Operator => 1,
-            Self::Ban => 2,
-            Self::Pause => 3,
-        }
+        self as u8 + 1
     }
 
     #[cfg(feature = "redis")]
     pub(crate) fn of_code(code: u8) -> Option<Self> {
-        [Self::Operator, Self::Ban, Self::Pause]
-            .into_iter()
-            .find(|source| source.code() == code)
-    }
-
-    /// Returns one lower-case word: `operator`, `ban`, `pause`.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Operator => "operator",
-            Self::Ban => "ban",
-            Self::Pause => "pause",
-        }
+        let mut all = Self::ALL.iter().copied();
+        all.find(|source| source.code() == code)
     }
 }
 

@@ -26,6 +26,7 @@ use std::{fmt, time::Duration};
 use smallvec::SmallVec;
 
 pub(crate) use self::zone::Zone;
+use crate::domain::words::words;
 
 #[cfg(feature = "calendar")]
 mod periods;
@@ -46,21 +47,13 @@ pub enum Period {
     Year,
 }
 
-impl Period {
-    pub(crate) const ALL: [Self; 4] = [Self::Day, Self::Week, Self::Month, Self::Year];
-
+words!(
     /// Returns the period's name in the text of a rule: `day`, `week`, `month`, `year`.
-    #[must_use]
     #[doc(hidden)]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Day => "day",
-            Self::Week => "week",
-            Self::Month => "month",
-            Self::Year => "year",
-        }
-    }
+    Period: Day "day", Week "week", Month "month", Year "year"
+);
 
+impl Period {
     /// Returns how long the longest of these periods lasts, by a clock that is never changed.
     pub(crate) const fn longest(self) -> Duration {
         let days = match self {
@@ -140,12 +133,7 @@ impl Calendar {
     /// for the zone's name as it is written.
     #[cfg_attr(not(feature = "redis"), allow(dead_code))]
     pub(crate) fn label(self) -> u64 {
-        let period = match self.period {
-            Period::Day => 0,
-            Period::Week => 1,
-            Period::Month => 2,
-            Period::Year => 3,
-        };
+        let period = self.period as u64;
         u64::from(self.from_day) << 56 | period << 48 | name_label(self.zone())
     }
 

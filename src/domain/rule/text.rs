@@ -136,9 +136,8 @@ impl<'a> PeriodText<'a> {
             None => (text, None),
         };
         let name = text.trim_start_matches(|letter: char| letter.is_ascii_digit());
-        let period = Period::ALL
-            .into_iter()
-            .find(|period| period.as_str() == name)?;
+        let mut periods = Period::ALL.iter().copied();
+        let period = periods.find(|period| period.as_str() == name)?;
         Some(Self {
             number: &text[..text.len() - name.len()],
             period,
