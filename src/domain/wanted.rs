@@ -21,8 +21,11 @@ pub(crate) const COUNTS: u8 = 1 << 5;
 /// The store could not decide a moment ago.
 pub(crate) const OUTAGE: u8 = 1 << 6;
 
+/// This process has known a block, or the decision is one.
+pub(crate) const BLOCKS: u8 = 1 << 7;
+
 /// The bits that matter to an admission.
-pub(crate) const BY_ADMISSIONS: u8 = CONTRIBUTORS | UNSEEN | OBSERVER | NOTICES | OUTAGE;
+pub(crate) const BY_ADMISSIONS: u8 = CONTRIBUTORS | UNSEEN | OBSERVER | NOTICES | OUTAGE | BLOCKS;
 
 /// The bits that matter to a denial.
-pub(crate) const BY_DENIALS: u8 = BAN | UNSEEN | OBSERVER | COUNTS | OUTAGE;
+pub(crate) const BY_DENIALS: u8 = BAN | UNSEEN | OBSERVER | COUNTS | OUTAGE | BLOCKS;

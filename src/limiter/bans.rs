@@ -1,13 +1,12 @@
-//! Counts strikes and makes bans, in a task of each limiter, off the request path.
+//! Counts strikes and makes bans, in tasks of each limiter, off the request path.
 //!
 //! ```text
-//! denial ──▶ waiting strikes ──▶ task: charge them in the store ──▶ too many: ban
+//! denial ──▶ waiting strikes ──▶ a task: charge them in the store ──▶ too many: ban
 //! ```
 
 use std::{
     cmp::Reverse,
     collections::HashMap,
-    mem,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -41,14 +40,14 @@ const MAX_WAITING: usize = 1_024;
 /// How many bytes their values can have: clients may choose them.
 const MAX_BYTES: usize = 1 << 20;
 
-/// How many identities are counted at the same time.
-const MAX_TOGETHER: u32 = 32;
+/// How many tasks count, each one identity at a time.
+const MAX_TASKS: u32 = 32;
 
 /// Strikes that wait to be counted.
 pub(super) struct StrikeQueue {
     waiting: Mutex<Waiting>,
-    /// Its permit is free while no task runs; a task ends under the lock.
-    task: Arc<Semaphore>,
+    /// Has a permit for each task that may be begun; a task ends under the lock.
+    tasks: Arc<Semaphore>,
     refusals: Arc<Refusals>,
     background: Arc<BackRoom>,
 }
@@ -83,7 +82,7 @@ impl StrikeQueue {
     pub(super) fn new(refusals: &Arc<Refusals>, background: &Arc<BackRoom>) -> Self {
         Self {
             waiting: Mutex::default(),
-            task: Arc::new(Semaphore::new(1)),
+            tasks: Arc::new(Semaphore::new(MAX_TASKS as usize)),
             refusals: Arc::clone(refusals),
             background: Arc::clone(background),
         }
@@ -103,25 +102,25 @@ impl StrikeQueue {
     #[cfg(feature = "manual-clock")]
     pub(super) async fn counted(self: &Arc<Self>, caller: &Arc<Caller>) {
         loop {
-            drop(self.task.acquire().await);
+            drop(self.tasks.acquire_many(MAX_TASKS).await);
             if self.lock().by_identity.is_empty() {
                 return;
             }
-            self.start_counting(caller); // a strike came while this held the permit
+            self.start_counting(caller); // a strike came while this held the permits
         }
     }
 
     #[cold]
     fn start_counting(self: &Arc<Self>, caller: &Arc<Caller>) {
-        let Ok(task) = Arc::clone(&self.task).try_acquire_owned() else {
+        let Ok(task) = Arc::clone(&self.tasks).try_acquire_owned() else {
             return;
         };
-        let counting = Counting {
-            queue: Arc::clone(self),
-            caller: Arc::clone(caller),
-            task: Some(task),
-        };
-        self.background.spawn(counting.run());
+        let (queue, caller, mut task) = (Arc::clone(self), Arc::clone(caller), Some(task));
+        self.background.spawn(async move {
+            while let Some((key, strikes)) = queue.take(&mut task) {
+                count(&caller, &queue.refusals, key, strikes).await;
+            }
+        });
     }
 
     fn lock(&self) -> MutexGuard<'_, Waiting> {
@@ -130,13 +129,10 @@ impl StrikeQueue {
 
     /// Forgets the strikes of an identity that were not counted yet.
     pub(super) fn forget(&self, key: &Key) {
-        let mut waiting = self.lock();
-        if waiting.by_identity.remove(key).is_some() {
-            waiting.bytes -= key.value().len();
-        }
+        self.lock().take(key);
     }
 
-    /// Returns whether to start a task, if none is alive.
+    /// Returns whether to start a task.
     fn add(&self, denial: &Denial) -> bool {
         let struck = struck(denial);
         if struck.is_empty() {
@@ -149,14 +145,15 @@ impl StrikeQueue {
         true
     }
 
-    /// Takes all waiting strikes; `None` if there are none, which ends the task.
-    fn take(&self, task: &mut Option<OwnedSemaphorePermit>) -> Option<HashMap<Key, Vec<Strikes>>> {
+    /// Takes the strikes of an identity; `None` if there are none, which ends the task.
+    fn take(&self, task: &mut Option<OwnedSemaphorePermit>) -> Option<(Key, Vec<Strikes>)> {
         let mut waiting = self.lock();
-        if waiting.by_identity.is_empty() {
+        let next = waiting.by_identity.keys().next().cloned();
+        let taken = next.and_then(|key| waiting.take(&key));
+        if taken.is_none() {
             *task = None;
-            return None;
         }
-        Some(mem::take(&mut *waiting).by_identity)
+        taken
     }
 }
 
@@ -189,6 +186,12 @@ fn struck(denial: &Denial) -> Vec<(Strike<'_>, u64)> {
 }
 
 impl Waiting {
+    fn take(&mut self, key: &Key) -> Option<(Key, Vec<Strikes>)> {
+        let taken = self.by_identity.remove_entry(key)?;
+        self.bytes -= key.value().len();
+        Some(taken)
+    }
+
     fn add(&mut self, strike: Strike<'_>, count: u64, denied_at_ms: u64) {
         let Strike { charge, ban, rule } = strike;
         if !self.by_identity.contains_key(charge.key()) {
@@ -210,31 +213,6 @@ impl Waiting {
                 count,
                 denied_at_ms,
             });
-        }
-    }
-}
-
-/// The counting task.
-struct Counting {
-    queue: Arc<StrikeQueue>,
-    caller: Arc<Caller>,
-    /// `None` after the last strike.
-    task: Option<OwnedSemaphorePermit>,
-}
-
-impl Counting {
-    async fn run(mut self) {
-        while let Some(waiting) = self.queue.take(&mut self.task) {
-            let places = Arc::new(Semaphore::new(MAX_TOGETHER as usize));
-            for (key, strikes) in waiting {
-                let place = Arc::clone(&places).acquire_owned().await;
-                let (caller, refusals) = (self.caller.clone(), self.queue.refusals.clone());
-                self.queue.background.spawn(async move {
-                    count(&caller, &refusals, key, strikes).await;
-                    drop(place);
-                });
-            }
-            drop(places.acquire_many(MAX_TOGETHER).await);
         }
     }
 }

@@ -1,34 +1,72 @@
 //! The one path of every decision.
 
 use std::{
-    mem,
     pin::Pin,
     task::{Context, Poll, ready},
     time::Duration,
 };
 
 use super::{
-    Limiter, Resolution,
+    Limiter,
     caller::{Answer, Call, Calling, To},
     near_limit,
     refusals::{KnownBefore, Question},
-    resolution::is_open,
     slots::Unanswered,
 };
 #[cfg(doc)]
 use crate::domain::FailurePolicy;
 use crate::{
+    clock,
     domain::{
         charge::Charge,
         check::{Check, CheckBuilder},
         decision::{Decision, Usage},
         error::StoreError,
         late::Late,
-        wanted::{BY_ADMISSIONS, BY_DENIALS, COUNTS, NOTICES, OUTAGE, UNSEEN},
+        wanted::{BLOCKS, BY_ADMISSIONS, BY_DENIALS, COUNTS, NOTICES, OUTAGE, UNSEEN},
     },
     observe::{CallInfo, CallKind, Timing},
     store::{Left, Store, StoreFuture, maybe_ready::MaybeReady},
 };
+
+/// The result of a check.
+#[derive(Debug)]
+pub(crate) enum Resolution {
+    /// Decided by the store, or by the memory of this process in its place.
+    Decided(Decision),
+    /// The store could not decide, and the failure policy lets the request pass. The usage is one to be settled, if the
+    /// store may still admit the check: at no cost unless the request [is served](Usage::serve_late).
+    Open(StoreError, Option<Usage>),
+    /// The store could not decide, and the request does not pass.
+    Closed(StoreError),
+}
+
+impl Resolution {
+    /// The same, of a check that the store may still admit. A request that does not pass costs nothing.
+    #[cold]
+    fn with_late(self, check: &Check, late: Late) -> Self {
+        match self {
+            Self::Open(error, _) => {
+                let usage = Usage::unused(check).with_late(late);
+                Self::Open(error, Some(usage))
+            }
+            Self::Decided(Decision::Allowed(usage)) => {
+                let usage = usage.with_late(late);
+                usage.serve_late();
+                Self::Decided(Decision::Allowed(usage))
+            }
+            refused => refused,
+        }
+    }
+
+    /// The decision; or the error, if the caller has to follow the failure policy.
+    pub(super) fn into_result(self) -> Result<Decision, StoreError> {
+        match self {
+            Self::Decided(decision) => Ok(decision),
+            Self::Open(error, _) | Self::Closed(error) => Err(error),
+        }
+    }
+}
 
 /// The state of the limiter when a call begins.
 struct Asked {
@@ -40,14 +78,6 @@ struct Asked {
     ask: Ask,
 }
 
-impl Asked {
-    /// Leaves the slots to a late answer. The memory of this process may grant others.
-    fn slots_of_late(&mut self) -> Option<Box<Unanswered>> {
-        let others = self.slots.as_deref().map(Unanswered::of_others);
-        mem::replace(&mut self.slots, others.map(Box::new))
-    }
-}
-
 /// How a check comes to be asked, which says what may follow.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Ask {
@@ -55,7 +85,7 @@ pub(super) enum Ask {
     Once,
     /// By a caller that may wait: if the store denies, it asks again, or answers in the end.
     Waiting,
-    /// As one of the tries of a request, which has this much time left. Another may follow: see [`is_open`].
+    /// As one of the tries of a request, which has this much time left. The request reports the decision in the end.
     Try(Duration),
 }
 
@@ -67,9 +97,8 @@ impl Ask {
         }
     }
 
-    /// Whether another try follows a decision, so that it is not reported.
-    pub(super) fn goes_on(self, decision: &Decision) -> bool {
-        matches!(self, Self::Try(_)) && is_open(decision)
+    pub(super) const fn is_try(self) -> bool {
+        matches!(self, Self::Try(_))
     }
 }
 
@@ -215,7 +244,7 @@ impl Limiter {
         };
         // From before the call: a slot may be released so long after.
         if check.takes_slots() {
-            asked.slots = Some(Box::new(Unanswered::new(self, &check)));
+            asked.slots = Some(Box::new(Unanswered::new(self, &check, clock::now_ms())));
         }
         let info = || CallInfo::new(kind, &check);
         let call = match self.repeat(kind, &check, &mut asked) {
@@ -266,45 +295,29 @@ impl Limiter {
         mut asked: Asked,
         late: Option<StoreFuture<Decision>>,
     ) -> Resolution {
-        let mut resolution = match result {
-            Ok(decision) => {
-                self.learn(check, &decision, &mut asked);
-                Resolution::Decided(decision)
-            }
-            Err(error) => {
-                let late = late.map(|answer| self.keep_late(answer, asked.slots_of_late()));
-                if let Some(slots) = &mut asked.slots {
-                    slots.see(Err(&error));
-                }
-                self.undecided(kind, check, &error, timing, late)
-            }
+        let mut decision = match result {
+            Ok(decision) => decision,
+            Err(error) => match self.undecided(kind, check, &error, timing, &mut asked, late) {
+                Resolution::Decided(decision) => decision,
+                undecided => return undecided,
+            },
         };
-        if let Resolution::Decided(decision) = &mut resolution {
-            if let Some(slots) = &mut asked.slots {
-                slots.note(decision, check);
-            }
-            let wanted = self.wanted(check, decision);
-            if wanted != 0 {
-                self.attend(wanted, kind, decision, check, asked.ask, timing);
-            }
+        if let Some(question) = asked.question.take() {
+            let (inner, refusals) = (&self.inner, &self.inner.memory.refusals);
+            refusals.remember_denial(check, &decision, *question, &inner.denial_clock);
+        }
+        if let Some(slots) = &mut asked.slots {
+            slots.note(&mut decision);
+        }
+        let wanted = self.wanted(check, &decision, asked.known);
+        if wanted != 0 {
+            self.attend(wanted, kind, &decision, check, &asked, timing);
         }
         // Not earlier: an observer may panic, and then the caller does not get the slots.
         if let Some(slots) = &mut asked.slots {
             slots.answered();
         }
-        resolution
-    }
-
-    /// Remembers the blocks in the store's answer, and denials.
-    fn learn(&self, check: &Check, decision: &Decision, asked: &mut Asked) {
-        let refusals = &self.inner.memory.refusals;
-        refusals.learn(check, decision, asked.known);
-        if let Some(question) = asked.question.take() {
-            refusals.remember_denial(check, decision, *question, &self.inner.denial_clock);
-        }
-        if let Some(slots) = &mut asked.slots {
-            slots.see(Ok(decision));
-        }
+        Resolution::Decided(decision)
     }
 
     /// Follows the failure policy.
@@ -315,10 +328,20 @@ impl Limiter {
         check: &Check,
         error: &StoreError,
         timing: Option<Timing>,
-        late: Option<Late>,
+        asked: &mut Asked,
+        late: Option<StoreFuture<Decision>>,
     ) -> Resolution {
-        let (fallback, refusals) = (&self.inner.fallback, &self.inner.memory.refusals);
-        let (resolution, outcome) = fallback.resolve(kind, check, error, refusals);
+        let late = late.map(|answer| self.keep_late(answer, asked.slots.take()));
+        if let Some(mut slots) = asked.slots.take() {
+            slots.see(Err(error));
+        }
+        asked.question = None;
+        let (asked_at_ms, fallback) = (clock::now_ms(), &self.inner.fallback);
+        let (resolution, outcome) =
+            fallback.resolve(kind, check, error, &self.inner.memory.refusals);
+        if matches!(resolution, Resolution::Decided(_)) && check.takes_slots() {
+            asked.slots = Some(Box::new(Unanswered::new(self, check, asked_at_ms)));
+        }
         let call = CallInfo::new(kind, check);
         self.events().error(call, error, outcome, timing);
         match late {
@@ -328,14 +351,15 @@ impl Limiter {
     }
 
     /// One word, which says whether anything is wanted of a decision: mostly nothing is.
-    fn wanted(&self, check: &Check, decision: &Decision) -> u8 {
+    fn wanted(&self, check: &Check, decision: &Decision, known: KnownBefore) -> u8 {
         let inner = &self.inner;
-        let number = inner.jobs.reports.policies.number(inner.publishes);
-        let mask = match decision {
-            Decision::Allowed(_) => BY_ADMISSIONS,
-            Decision::Denied(_) | Decision::Blocked(_) => BY_DENIALS,
-        };
-        (inner.wanted | inner.fallback.wanted() | check.wanted_by(number)) & mask
+        let of_limiter = inner.wanted | inner.fallback.wanted() | known.wanted();
+        let wanted = of_limiter | check.wanted_by(inner.jobs.reports.policies.number());
+        match decision {
+            Decision::Allowed(_) => wanted & BY_ADMISSIONS,
+            Decision::Denied(_) => wanted & BY_DENIALS,
+            Decision::Blocked(_) => wanted & BY_DENIALS | BLOCKS,
+        }
     }
 
     /// Does what is wanted of a decision.
@@ -346,25 +370,28 @@ impl Limiter {
         kind: CallKind,
         decision: &Decision,
         check: &Check,
-        ask: Ask,
+        asked: &Asked,
         timing: Option<Timing>,
     ) {
-        let inner = &self.inner;
+        let (inner, usage) = (&self.inner, decision.usage());
         // An answer without the store says nothing about it.
-        let usage = decision.usage();
-        if wanted & OUTAGE != 0 && !usage.is_local() && !usage.spares_call() {
+        let is_of_store = !usage.is_local() && !usage.spares_call();
+        if wanted & BLOCKS != 0 && is_of_store {
+            inner.memory.refusals.learn(check, decision, asked.known);
+        }
+        if wanted & OUTAGE != 0 && is_of_store {
             inner.fallback.decides_again();
         }
         if wanted & UNSEEN != 0 {
-            let (reports, failure) = (&inner.jobs.reports, inner.fallback.policy);
-            if reports.policies.note(check, failure, inner.publishes) {
+            let reports = &inner.jobs.reports;
+            if reports.policies.note(check, inner.fallback.policy) {
                 reports.ensure_running();
             }
         }
-        if !ask.goes_on(decision) {
+        if !asked.ask.is_try() {
             self.report_decision(kind, decision, check, timing);
         }
-        if matches!(ask, Ask::Once) && kind == CallKind::Check {
+        if matches!(asked.ask, Ask::Once) && kind == CallKind::Check {
             self.count_refusal(decision);
         }
     }
@@ -391,17 +418,8 @@ impl Limiter {
         }
     }
 
-    /// Decides by several asks, of which the last answer alone is one to the request.
-    pub(super) async fn ask_often(&self, asks: impl Future<Output = Resolution>) -> Resolution {
-        let resolution = asks.await;
-        if let Resolution::Decided(decision) = &resolution {
-            self.count_refusal(decision);
-        }
-        resolution
-    }
-
     /// Counts the denial that ends a request, which may also be a strike.
-    fn count_refusal(&self, decision: &Decision) {
+    pub(super) fn count_refusal(&self, decision: &Decision) {
         let inner = &self.inner;
         if decision.usage().check().bans() {
             inner.jobs.strikes.count(decision, &inner.caller);

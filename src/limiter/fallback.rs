@@ -2,7 +2,7 @@
 
 use std::{num::NonZeroU32, sync::Arc};
 
-use super::{outage::Outage, refusals::Refusals, resolution::Resolution};
+use super::{decide::Resolution, outage::Outage, refusals::Refusals};
 use crate::{
     domain::{
         FailurePolicy,

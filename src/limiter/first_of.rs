@@ -14,11 +14,10 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{
-    Limiter, Resolution, WhereOpen,
+    FOR_EVER, Limiter, Resolution, WhereOpen,
     decide::Ask,
     late::Unserved,
-    resolution::is_open,
-    wait_queue::{self, waits_after},
+    wait_queue::{Waiter, waits_after},
 };
 use crate::{
     domain::{
@@ -113,7 +112,7 @@ impl Limiter {
             max_wait,
             is_local: false,
         };
-        self.ask_often(tries.decide()).await
+        tries.decide().await
     }
 }
 
@@ -147,25 +146,23 @@ impl Tries<'_> {
         }
     }
 
-    /// Tries the alternatives of shadows, and reports the decision, if that is not done.
-    async fn conclude(&mut self, mut decision: Decision, mut check: Check) -> Decision {
+    /// Tries the alternatives of shadows, and then reports the decision.
+    async fn conclude(&mut self, mut decision: Decision, check: Check) -> Decision {
         decision
             .usage_mut()
             .note(|facts| facts.has_alternatives = true);
-        if is_open(&decision) && !check.is_empty() {
-            self.is_local = decision.usage().is_local();
-            // The caller may leave meanwhile, or an observer panic.
-            let admitted = decision
-                .is_allowed()
-                .then(|| Unserved::new(self.limiter, &decision));
-            (decision, check) = self.try_shadows(decision, check).await;
-            let events = self.limiter.events();
-            let timing = events.is_observed().then(|| Timing::since(self.begun));
-            let kind = CallKind::Check;
-            self.limiter
-                .report_decision(kind, &decision, &check, timing);
-            admitted.into_iter().for_each(Unserved::answered);
+        self.is_local = decision.usage().is_local();
+        // The caller may leave meanwhile, or an observer panic.
+        let (limiter, kind) = (self.limiter, CallKind::Check);
+        let admitted = Unserved::new(limiter, &decision);
+        let (decision, check) = self.try_shadows(decision, check).await;
+        if !check.is_empty() {
+            let is_observed = limiter.events().is_observed();
+            let timing = is_observed.then(|| Timing::since(self.begun));
+            limiter.report_decision(kind, &decision, &check, timing);
+            limiter.count_refusal(&decision);
         }
+        admitted.answered();
         decision
     }
 
@@ -190,12 +187,7 @@ impl Tries<'_> {
             };
             is_sure |= self.first_of.denies_each(denial.usage());
             self.is_local = denial.usage().is_local();
-            let goes_on = self.first_of.replace_denying(denial.usage());
-            let last = Denied { check, denial };
-            let soonest = match denied {
-                Some(earlier) => earlier.or_sooner(last),
-                None => last,
-            };
+            let (soonest, goes_on) = self.replace(denied, Denied { check, denial });
             if !goes_on {
                 let denial = Decision::Denied(soonest.denial);
                 return Ok((Resolution::Decided(denial), soonest.check));
@@ -217,8 +209,25 @@ impl Tries<'_> {
     }
 
     async fn wait(&self, check: &Check, max_wait: Duration, timeout: Duration) -> Resolution {
-        let (limiter, where_open) = (self.limiter, WhereOpen::Pass);
-        wait_queue::wait(limiter, check, max_wait, where_open, Some(timeout)).await
+        let waiter = Waiter {
+            limiter: self.limiter,
+            check,
+            deadline: Instant::now() + max_wait.min(FOR_EVER),
+            where_open: WhereOpen::Pass,
+            ask: Ask::Try(timeout),
+        };
+        waiter.wait().await
+    }
+
+    /// Replaces the alternatives that this denial shows to deny. Returns the denial that ends first, and whether there is a
+    /// next try.
+    fn replace(&mut self, earlier: Option<Denied>, last: Denied) -> (Denied, bool) {
+        let goes_on = self.first_of.replace_denying(last.denial.usage());
+        let soonest = match earlier {
+            Some(earlier) => earlier.or_sooner(last),
+            None => last,
+        };
+        (soonest, goes_on)
     }
 
     /// The rest of the time for all tries.
@@ -238,11 +247,7 @@ impl Tries<'_> {
                 check: check.clone(),
                 denial: denial.clone(),
             };
-            let goes_on = self.first_of.replace_denying(denial.usage());
-            let soonest = match denied.take() {
-                Some(earlier) => earlier.or_sooner(last),
-                None => last,
-            };
+            let (soonest, goes_on) = self.replace(denied.take(), last);
             let next = self.first_of.check().ok().filter(|_| goes_on);
             let Some((next, shadow)) = self.try_shadows_of(next).await else {
                 check = soonest.check;

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tokio::sync::oneshot::{self, Receiver};
 
-use super::{Limiter, SETTLING, slots::Unanswered};
+use super::{Limiter, slots::Unanswered};
 use crate::{
     domain::{
         decision::{Decision, Usage},
@@ -25,15 +25,6 @@ use crate::{
 /// How long an answer can come.
 const LATEST: Duration = Duration::from_secs(60);
 
-/// A check whose answer is late.
-struct LateCheck {
-    limiter: Limiter,
-    /// The store's answer, without a timer.
-    answer: StoreFuture<Decision>,
-    /// `None` if the check takes no slots.
-    slots: Option<Box<Unanswered>>,
-}
-
 impl Limiter {
     /// Waits for the answer in the back room, and gives it the final cost of the request.
     #[cold]
@@ -43,25 +34,20 @@ impl Limiter {
         slots: Option<Box<Unanswered>>,
     ) -> Late {
         let (end, cost) = oneshot::channel();
-        let late = LateCheck {
-            limiter: self.clone(),
-            answer,
-            slots,
-        };
-        self.inner.jobs.background.finish_late(late.settle(cost));
+        let late = self.clone().settle_late(answer, slots, cost);
+        self.inner.jobs.background.finish_late(late);
         Late::new(|cost| {
             let _ = end.send(cost); // fails if there is nothing to settle
         })
     }
-}
 
-impl LateCheck {
-    async fn settle(self, cost: Receiver<LateCost>) {
-        let Self {
-            limiter,
-            answer,
-            slots,
-        } = self;
+    /// The answer has no timer. Without `slots`, the check takes none.
+    async fn settle_late(
+        self,
+        answer: StoreFuture<Decision>,
+        slots: Option<Box<Unanswered>>,
+        cost: Receiver<LateCost>,
+    ) {
         let answer = within(LATEST, answer).await.unwrap_or(Err(TIMED_OUT));
         if let Some(mut slots) = slots {
             slots.see(answer.as_ref()); // and those of an admission are returned when this is dropped
@@ -70,14 +56,19 @@ impl LateCheck {
             return;
         };
         let usage = usage.late();
-        limiter.events().report_safely(|| Event::LateAnswer);
+        self.events().report_safely(|| Event::LateAnswer);
         let parts = match cost.await.unwrap_or(LateCost::Nothing) {
             LateCost::AsCharged => return,
             LateCost::Nothing => back(&usage),
             LateCost::Of(costs) => parts(&usage, &costs),
         };
-        let each = limiter.inner.caller.timeout();
-        limiter.settle_patiently(parts, each, SETTLING).await;
+        self.settle_patiently(parts, self.call_timeout()).await;
+    }
+
+    /// Refunds an admission that is not served, and returns its slots.
+    pub(super) fn undo(&self, usage: &Usage) {
+        drop(self.hold_usage(usage));
+        self.settle_in_background(back(usage), self.call_timeout());
     }
 }
 
@@ -104,11 +95,10 @@ pub(super) struct Unserved {
 }
 
 impl Unserved {
-    pub(super) fn new(limiter: &Limiter, admitted: &Decision) -> Self {
-        Self {
-            limiter: limiter.clone(),
-            admitted: Some(admitted.usage().clone()),
-        }
+    pub(super) fn new(limiter: &Limiter, decision: &Decision) -> Self {
+        let limiter = limiter.clone();
+        let admitted = decision.is_allowed().then(|| decision.usage().clone());
+        Self { limiter, admitted }
     }
 
     pub(super) fn answered(mut self) {
@@ -118,24 +108,10 @@ impl Unserved {
 
 impl Drop for Unserved {
     fn drop(&mut self) {
-        let Some(usage) = self.admitted.take() else {
-            return;
-        };
-        match self.limiter.inner.refunds_left {
-            true => self.limiter.undo(&usage),
-            false => drop(self.limiter.hold_usage(&usage)),
+        match self.admitted.take() {
+            None => {}
+            Some(usage) if self.limiter.inner.refunds_left => self.limiter.undo(&usage),
+            Some(usage) => drop(self.limiter.hold_usage(&usage)),
         }
-    }
-}
-
-impl Limiter {
-    /// Refunds an admission that is not served, and returns its slots.
-    pub(super) fn undo(&self, usage: &Usage) {
-        drop(self.hold_usage(usage));
-        let (limiter, parts) = (self.clone(), back(usage));
-        self.in_background(async move {
-            let each = limiter.inner.caller.timeout();
-            limiter.settle_patiently(parts, each, SETTLING).await;
-        });
     }
 }

@@ -8,17 +8,15 @@ use std::{
         Arc, Mutex, Once, OnceLock, PoisonError, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
-    time::Duration,
 };
 
-use super::{Limiter, timeout::SETTLING};
+use super::{Limiter, SETTLING};
 use crate::{
     domain::{
         charge::Charge,
         decision::{Decision, Usage},
         policy::Policy,
         rule::MAX_UNITS,
-        settlement::Settlement,
         similar::most_similar,
     },
     warning,
@@ -193,16 +191,6 @@ impl Limiter {
             meter.check = Some(check);
         }
         meter
-    }
-
-    /// Settles these parts of a check, each within `each`. An error goes to the observer, and the charge stays.
-    pub(crate) fn settle_in_background(&self, parts: Vec<Settlement>, each: Duration) {
-        if !parts.is_empty() {
-            let limiter = self.clone();
-            self.in_background(async move {
-                limiter.settle_patiently(parts, each, SETTLING).await;
-            });
-        }
     }
 }
 

@@ -20,7 +20,6 @@ mod publisher;
 mod refusals;
 mod reload;
 mod reporter;
-mod resolution;
 mod settle;
 mod slots;
 mod timeout;
@@ -54,9 +53,9 @@ pub use crate::{background::Background, domain::ActualCost};
 use breaker::Breaker;
 pub(crate) use breaker::DEFAULT_INTERVAL;
 use caller::{Caller, To};
+pub(crate) use decide::Resolution;
 pub(crate) use events::Events;
 use fallback::Fallback;
-pub(crate) use resolution::Resolution;
 pub use slots::{Slot, SlotWatch};
 pub(crate) use timeout::{FOR_EVER, SETTLING};
 pub(crate) use wait_queue::WhereOpen;
@@ -89,11 +88,10 @@ struct Inner {
     waits_for_blocks: bool,
     enforces_blocks: bool,
     counts_denials: bool,
-    publishes: bool,
     caches_denials: bool,
     /// Whether a check whose caller leaves costs nothing.
     refunds_left: bool,
-    denial_clock: refusals::Clock,
+    denial_clock: refusals::DenialClock,
     memory: Arc<Memory>,
     jobs: Arc<Jobs>,
 }
@@ -155,10 +153,9 @@ impl Limiter {
             waits_for_blocks: false,
             enforces_blocks: true,
             counts_denials: true,
-            publishes: publisher::is_published_by(&*store),
             caches_denials: false,
             refunds_left: false,
-            denial_clock: refusals::Clock::system(),
+            denial_clock: refusals::own_clock(),
             caller: Arc::new(Caller::new(store)),
             memory: Arc::new(memory),
             jobs: Arc::new(jobs),
@@ -293,12 +290,12 @@ impl Limiter {
     /// [reload](crate::policies::ReloadablePolicies::replace) has replaced is taken back. Published are the name, rules, ban and failure policy, whether the
     /// policy is a shadow and enforces blocks, and the kinds of its keys, but never the value of a key. A limiter
     /// publishes at most 256 policies. Requests do not wait for the task, and its failures give one warning. A memory
-    /// store publishes nothing.
+    /// store publishes nothing. The last call holds for the limiter and its clones.
     #[must_use]
     pub fn publish_policies(self, publish: bool) -> Self {
-        self.change(|inner| {
-            inner.publishes = publish && publisher::is_published_by(&*inner.caller.store)
-        })
+        let reports = &self.inner.jobs.reports;
+        reports.policies.switch(publish, &*reports.store);
+        self
     }
 
     /// Sets how this process is called where operators see [the holders of slots](crate::middleware::concurrency#see-the-holders-of-slots), or
@@ -326,7 +323,8 @@ impl Limiter {
     #[cfg(feature = "manual-clock")]
     #[must_use]
     pub fn denial_clock(self, clock: crate::manual_clock::ManualClock) -> Self {
-        self.change(|inner| inner.denial_clock = refusals::Clock::Test(clock))
+        let now = move || Duration::from_millis(clock.now_ms());
+        self.change(|inner| inner.denial_clock = Arc::new(now))
     }
 
     /// Sets the observer of decisions and failures. The default is none; a pair `(a, b)` notifies `a`, then `b`.
@@ -421,7 +419,7 @@ impl Limiter {
         }
         let request = block.into();
         if request.source() == BlockedBy::Pause {
-            return pauses::pause(self, key, request).await;
+            return self.pause(key, None, request).1.await;
         }
         self.store_block(key, request).await
     }

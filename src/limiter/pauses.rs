@@ -11,13 +11,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{
-        Mutex, MutexGuard, PoisonError,
-        atomic::{
-            AtomicUsize,
-            Ordering::{Acquire, Release},
-        },
-    },
+    sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, UNIX_EPOCH},
 };
 
@@ -26,7 +20,7 @@ use tokio::{
     time::Instant,
 };
 
-use super::{Limiter, jitter, timeout::FOR_EVER};
+use super::{FOR_EVER, Limiter, jitter};
 use crate::{
     domain::{
         block::{Block, BlockRequest, BlockedBy},
@@ -55,8 +49,6 @@ const LAST: Duration = Duration::from_secs(30);
 /// The paused accounts that this process knows. Clones of a limiter share them.
 #[derive(Debug, Default)]
 pub(super) struct Pauses {
-    /// How many accounts are known. Written under the lock.
-    known: AtomicUsize,
     accounts: Mutex<HashMap<Key, Account>>,
     /// Notified when an account is paused otherwise than before.
     changed: Notify,
@@ -92,67 +84,43 @@ pub(super) struct Opens {
     pub(super) is_turn: bool,
 }
 
-/// Pauses an account, here at once and then in the store.
-pub(super) async fn pause(
-    limiter: &Limiter,
-    key: &Key,
-    request: BlockRequest,
-) -> Result<Block, StoreError> {
-    note_pause(limiter, key, None, &request);
-    store_pause(limiter, key, request).await
-}
-
-/// Notes a pause, and reports it if the account was not paused. Returns whether it is longer than before.
-fn note_pause(limiter: &Limiter, key: &Key, label: Option<&str>, request: &BlockRequest) -> bool {
-    let length = request.until().span().unwrap_or_default();
-    let (is_longer, is_new) = limiter.inner.memory.pauses.lengthen(key, length);
-    if is_new {
-        let (kind, reason) = (key.kind(), request.details().reason());
-        warning::paused(kind, label, reason, length);
-        limiter.events().report(|| Event::Pause {
-            kind,
-            label,
-            reason,
-            length,
-        });
-    }
-    is_longer
-}
-
-/// If the store fails, the pause holds in this process while the store cannot decide.
-async fn store_pause(
-    limiter: &Limiter,
-    key: &Key,
-    request: BlockRequest,
-) -> Result<Block, StoreError> {
-    let length = request.until().span().unwrap_or_default();
-    let now = Instant::now();
-    let result = limiter.store_block(key, request).await;
-    let memory = &limiter.inner.memory;
-    if result.is_err() {
-        let block = Block::begin(length.into(), BlockedBy::Pause, our_now_ms());
-        memory.refusals.note_longer(key, block, length, now);
-    }
-    let until_ms = result.as_ref().ok();
-    let until_ms = until_ms.map(|block| block.until_ms().unwrap_or(u64::MAX));
-    memory.pauses.stored(key, until_ms);
-    result
-}
-
-#[cfg(feature = "obey")]
 impl Limiter {
-    /// Pauses an account unless it is paused for as long. Returns the call that stores the pause.
-    pub(crate) fn pause_longer(
+    /// Pauses an account, here at once, and reports that if it was not paused. Returns whether the pause is longer than
+    /// before, and the call that stores it. If the store fails, the pause holds here while the store cannot decide.
+    pub(crate) fn pause(
         &self,
         key: &Key,
         label: Option<&str>,
         request: BlockRequest,
-    ) -> Option<impl Future<Output = ()> + Send + 'static> {
+    ) -> (
+        bool,
+        impl Future<Output = Result<Block, StoreError>> + Send + 'static,
+    ) {
+        let length = request.until().span().unwrap_or_default();
+        let (is_longer, is_new) = self.inner.memory.pauses.lengthen(key, length);
+        if is_new {
+            let (kind, reason) = (key.kind(), request.details().reason());
+            warning::paused(kind, label, reason, length);
+            self.events().report(|| Event::Pause {
+                kind,
+                label,
+                reason,
+                length,
+            });
+        }
         let (limiter, key) = (self.clone(), key.clone());
-        note_pause(self, &key, label, &request).then_some(async move {
-            // The limiter has reported an error, and the pause holds here all the same.
-            let _ = store_pause(&limiter, &key, request).await;
-        })
+        let store = async move {
+            let now = Instant::now();
+            let stored = limiter.store_block(&key, request).await;
+            let memory = &limiter.inner.memory;
+            if stored.is_err() {
+                let block = Block::begin(length.into(), BlockedBy::Pause, our_now_ms());
+                memory.refusals.note_longer(&key, block, length, now);
+            }
+            memory.pauses.stored(&key, stored.as_ref().ok());
+            stored
+        };
+        (is_longer, store)
     }
 }
 
@@ -166,18 +134,16 @@ impl Pauses {
         turn: Option<Instant>,
         waiting: impl Fn(&Key) -> usize,
     ) -> Result<Option<Opens>, Blocked> {
-        if self.known.load(Acquire) == 0 {
+        let (now, mut accounts) = (Instant::now(), self.lock());
+        if accounts.is_empty() {
             return Ok(None);
         }
-        let now = Instant::now();
-        let mut accounts = self.lock();
         for key in check.keys() {
             let is_over = |account: &mut Account| account.is_over(now, || waiting(key));
             if accounts.get_mut(key).is_some_and(is_over) {
                 accounts.remove(key);
             }
         }
-        self.known.store(accounts.len(), Release);
         let Some((key, opens)) = last_to_open(&accounts, check, now) else {
             return Ok(None);
         };
@@ -185,7 +151,9 @@ impl Pauses {
             return Ok(Some(Opens { at, ..opens }));
         }
         if opens.at > deadline {
-            return Err(blocked(key, opens.at, now));
+            let (rest, now_ms) = (opens.at.saturating_duration_since(now), our_now_ms());
+            let block = Block::begin(rest.max(LEAST).into(), BlockedBy::Pause, now_ms);
+            return Err(Blocked::new(key.clone(), block, now_ms));
         }
         for key in check.keys().filter(|_| opens.is_turn) {
             if let Some(turns) = accounts.get_mut(key).and_then(|it| it.turns.as_mut()) {
@@ -195,31 +163,21 @@ impl Pauses {
         Ok(Some(opens))
     }
 
-    /// The denial of a caller that has no more time, if it may not ask the store.
-    pub(super) fn blocked(&self, check: &Check) -> Option<Blocked> {
-        let (now, accounts) = (Instant::now(), self.lock());
-        let (key, opens) = last_to_open(&accounts, check, now)?;
-        (opens.at > now).then(|| blocked(key, opens.at, now))
-    }
-
     /// Whether an account of this check is paused until after the deadline, as far as this process knows.
     pub(super) fn outlast(&self, check: &Check, deadline: Instant) -> bool {
-        self.any(check, |account| account.ends > deadline)
+        self.last_end(check).is_some_and(|ends| ends > deadline)
     }
 
     /// Whether callers under an account of this check go one after the other.
     pub(super) fn are_known(&self, check: &Check) -> bool {
         let now = Instant::now();
-        self.any(check, |account| now < account.ends + LAST)
+        self.last_end(check).is_some_and(|ends| now < ends + LAST)
     }
 
-    fn any(&self, check: &Check, is_meant: impl Fn(&Account) -> bool) -> bool {
-        if self.known.load(Acquire) == 0 {
-            return false;
-        }
+    fn last_end(&self, check: &Check) -> Option<Instant> {
         let accounts = self.lock();
-        let mut known = check.keys().filter_map(|key| accounts.get(key));
-        known.any(is_meant)
+        let known = check.keys().filter_map(|key| accounts.get(key));
+        known.map(|account| account.ends).max()
     }
 
     /// Becomes ready when an account is paused otherwise than now.
@@ -257,16 +215,15 @@ impl Pauses {
         if accounts.len() < MAX_KNOWN || accounts.contains_key(key) {
             accounts.insert(key.clone(), account);
         }
-        self.known.store(accounts.len(), Release);
         drop(accounts);
         self.changed.notify_waiters();
     }
 
     /// Notes the store's answer to a pause: its end by the store's clock.
-    fn stored(&self, key: &Key, until_ms: Option<u64>) {
+    fn stored(&self, key: &Key, block: Option<&Block>) {
         if let Some(account) = self.lock().get_mut(key) {
-            match until_ms {
-                Some(until_ms) => account.stored = Some((until_ms, Instant::now())),
+            match block {
+                Some(block) => account.stored = Some((until_ms(block), Instant::now())),
                 None => account.is_unwritten = account.stored.is_none(),
             }
         }
@@ -275,8 +232,7 @@ impl Pauses {
 
     /// Learns a pause from the store's answer, and returns its end.
     pub(super) fn see(&self, blocked: &Blocked) -> Instant {
-        let now = Instant::now();
-        let until_ms = blocked.block().until_ms().unwrap_or(u64::MAX);
+        let (now, until_ms) = (Instant::now(), until_ms(&blocked.block()));
         let ends = now + blocked.retry_after().unwrap_or_default().min(FOR_EVER);
         let accounts = self.lock();
         let known = accounts.get(blocked.key());
@@ -292,20 +248,32 @@ impl Pauses {
 
     /// Forgets a pause that the store had when it was asked, and has no longer: it has admitted the check.
     pub(super) fn see_admitted(&self, check: &Check, asked: Instant) {
-        let (now, knew) = (Instant::now(), |since| since <= asked);
-        let is_ended = |it: &Account| now < it.ends && it.stored.is_some_and(|it| knew(it.1));
-        if self.any(check, is_ended) {
-            let ended = |key: &&Key| self.lock().get(*key).is_some_and(&is_ended);
-            check.keys().filter(ended).for_each(|key| self.forget(key));
-        }
+        let now = Instant::now();
+        let was_known = |it: &Account| it.stored.is_some_and(|(_, since)| since <= asked);
+        self.forget_if(check.keys(), |it| now < it.ends && was_known(it));
     }
 
     pub(super) fn forget(&self, key: &Key) {
+        self.forget_if([key], |_| true);
+    }
+
+    fn forget_if<'k>(
+        &self,
+        keys: impl IntoIterator<Item = &'k Key>,
+        is_over: impl Fn(&Account) -> bool,
+    ) {
         let mut accounts = self.lock();
-        accounts.remove(key);
-        self.known.store(accounts.len(), Release);
+        let before = accounts.len();
+        for key in keys {
+            if accounts.get(key).is_some_and(&is_over) {
+                accounts.remove(key);
+            }
+        }
+        let is_changed = accounts.len() < before;
         drop(accounts);
-        self.changed.notify_waiters();
+        if is_changed {
+            self.changed.notify_waiters();
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Key, Account>> {
@@ -333,11 +301,9 @@ fn last_to_open<'c>(
     known.max_by_key(|(_, opens)| (opens.at, !opens.is_turn))
 }
 
-fn blocked(key: &Key, opens: Instant, now: Instant) -> Blocked {
-    let wait = opens.saturating_duration_since(now).max(LEAST);
-    let now_ms = our_now_ms();
-    let block = Block::begin(wait.into(), BlockedBy::Pause, now_ms);
-    Blocked::new(key.clone(), block, now_ms)
+/// The end by the store's clock.
+fn until_ms(block: &Block) -> u64 {
+    block.until_ms().unwrap_or(u64::MAX)
 }
 
 fn our_now_ms() -> u64 {

@@ -17,8 +17,6 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::timeout;
-
 use super::timeout::REPORTING;
 use crate::{
     domain::{
@@ -32,7 +30,8 @@ use crate::{
         published::{PublishedPolicy, default_label},
     },
     limiter::jitter,
-    store::{Store, ext},
+    store::{Store, TIMED_OUT, ext},
+    timer::within,
     warning::{self, Quiet},
 };
 
@@ -53,12 +52,11 @@ const NOTED: u32 = 256;
 
 /// The policies of one limiter and its clones.
 pub(super) struct Publisher {
-    /// The number of the limiter since its last publication: clones that publish nothing mark policies with it, the others
-    /// with the next.
+    /// The number of the limiter since its last publication.
     number: AtomicU64,
     known: Mutex<Known>,
     failures: Quiet,
-    /// The store has answered that it publishes nothing.
+    /// Nothing is published: the user or the store says so. Policies are noted all the same, for resets.
     is_off: AtomicBool,
 }
 
@@ -107,9 +105,6 @@ impl Known {
         let policy = charge.policy();
         let noted = self.policies.entry(policy.clone()).or_default();
         noted.number = number;
-        if !publishes(number) {
-            return Some(number);
-        }
         // Publish no peeks: the readiness probe that the docs show uses its own failure policy.
         if charge.cost() == 0 {
             return Some(number | LOOKED_AT);
@@ -157,8 +152,8 @@ impl Known {
     }
 }
 
-impl Default for Publisher {
-    fn default() -> Self {
+impl Publisher {
+    pub(super) fn new(store: &dyn Store) -> Self {
         Self {
             number: AtomicU64::new(next_number()),
             known: Mutex::new(Known {
@@ -170,19 +165,23 @@ impl Default for Publisher {
                 reconnects: None,
             }),
             failures: Quiet::default(),
-            is_off: AtomicBool::new(false),
+            is_off: AtomicBool::new(!is_published_by(store)),
         }
     }
-}
 
-impl Publisher {
+    /// Switches publications on or off. All policies are then noted again.
+    pub(super) fn switch(&self, on: bool, store: &dyn Store) {
+        self.is_off.store(!(on && is_published_by(store)), Relaxed);
+        self.number.store(next_number(), Relaxed);
+    }
+
     pub(super) fn set_label(&self, label: Option<&str>) {
         self.lock().label = Some(label.map(Into::into));
     }
 
-    /// The number with which a clone marks policies that it has seen.
-    pub(super) fn number(&self, publishes: bool) -> u64 {
-        self.number.load(Relaxed) | u64::from(publishes)
+    /// The number that marks the policies that this limiter has seen.
+    pub(super) fn number(&self) -> u64 {
+        self.number.load(Relaxed)
     }
 
     /// The policies that were charged, also those that are not published, and whether these are all.
@@ -192,13 +191,13 @@ impl Publisher {
     }
 
     /// Notes the policies of a decided check that lack the mark of this limiter, and returns whether one is to be
-    /// published. A limiter that publishes nothing notes them for resets.
-    pub(super) fn note(&self, check: &Check, on_failure: FailurePolicy, publishes: bool) -> bool {
+    /// published.
+    pub(super) fn note(&self, check: &Check, on_failure: FailurePolicy) -> bool {
         // Requests do not wait for each other: the next request tries again.
         let Ok(mut known) = self.known.try_lock() else {
             return false;
         };
-        let number = self.number(publishes);
+        let (number, is_off) = (self.number(), self.is_off.load(Relaxed));
         let mut is_added = false;
         for charge in check.all_charges() {
             let policy = charge.policy();
@@ -214,10 +213,11 @@ impl Publisher {
             // No check looks up the blocks of a shadow's keys.
             let enforces_blocks = check.enforces_blocks() && !policy.is_shadow();
             // Under the lock: the mark of a number that is over would be of no use.
-            if let Some(mark) = known.add(charge, number, enforces_blocks, on_failure) {
+            let mark = known.add(charge, number, enforces_blocks, on_failure);
+            if let Some(mark) = mark.or(is_off.then_some(number)) {
                 policy.mark_seen_by(mark);
             }
-            is_added |= publishes && charge.cost() > 0;
+            is_added |= !is_off && charge.cost() > 0;
         }
         is_added
     }
@@ -258,12 +258,9 @@ impl Publisher {
         if policies.is_empty() {
             return Ok(());
         }
-        let answer = ext::read(
-            store.execute(Operation::Publish(policies)),
-            answer_of!(Publish),
-        );
-        let result = timeout(REPORTING, answer).await;
-        let result = result.unwrap_or(Err(TOO_LATE));
+        let reply = store.execute(Operation::Publish(policies));
+        let answer = within(REPORTING, ext::read(reply, answer_of!(Publish))).await;
+        let result = answer.unwrap_or(Err(TIMED_OUT));
         // A store that does not know this operation will not learn it.
         if let Err(error) = &result
             && error.kind() == StoreErrorKind::InvalidRequest
@@ -319,11 +316,6 @@ impl Publisher {
     }
 }
 
-/// Whether a limiter of this number publishes its policies.
-const fn publishes(number: u64) -> bool {
-    number % 2 == 1
-}
-
 /// What a store says at once about publications.
 fn asked_at_once(store: &dyn Store) -> Option<Result<Reply, StoreError>> {
     let answer = store.execute(Operation::Publish(Vec::new()));
@@ -331,11 +323,9 @@ fn asked_at_once(store: &dyn Store) -> Option<Result<Reply, StoreError>> {
 }
 
 /// Whether a store publishes policies, as far as it says so at once.
-pub(super) fn is_published_by(store: &dyn Store) -> bool {
-    let refusal = asked_at_once(store)
-        .and_then(Result::err)
-        .map(|error| error.kind());
-    refusal != Some(StoreErrorKind::InvalidRequest)
+fn is_published_by(store: &dyn Store) -> bool {
+    let refusal = asked_at_once(store).and_then(Result::err);
+    refusal.is_none_or(|error| error.kind() != StoreErrorKind::InvalidRequest)
 }
 
 /// How often a store has connected again, as far as it says so at once.
@@ -344,11 +334,6 @@ fn reconnects(store: &dyn Store) -> Option<u64> {
     answer.and_then(Result::ok).and_then(answer_of!(Publish))
 }
 
-const TOO_LATE: StoreError = StoreError::new(
-    StoreErrorKind::Timeout,
-    "the policies were not published in time",
-);
-
 #[cfg(test)]
 mod tests {
     //! A publication that ends while other threads note policies.
@@ -356,11 +341,32 @@ mod tests {
     use std::{hint::spin_loop, thread};
 
     use super::*;
-    use crate::domain::{key::Key, wanted::UNSEEN};
+    use crate::{
+        domain::{decision::Decision, key::Key, wanted::UNSEEN},
+        store::StoreFuture,
+    };
+
+    /// Says nothing at once.
+    #[derive(Debug)]
+    struct Silent;
+
+    impl Store for Silent {
+        fn check(&self, _: &Check) -> StoreFuture<Decision> {
+            StoreFuture::pending(std::future::pending())
+        }
+
+        fn execute(&self, _: Operation) -> StoreFuture<Reply> {
+            StoreFuture::pending(std::future::pending())
+        }
+    }
+
+    fn publisher() -> Publisher {
+        Publisher::new(&Silent)
+    }
 
     #[test]
     fn the_next_request_after_a_publication_notes_its_policy_again() {
-        let publisher = Publisher::default();
+        let publisher = publisher();
         let policy = Policy::parse("api", "10/1m").unwrap();
         let check = || Check::new([Charge::new(&policy, Key::new("user", "alice"), 1)]).unwrap();
         let (noted, ended) = (AtomicU64::new(0), AtomicBool::new(false));
@@ -368,8 +374,8 @@ mod tests {
         thread::scope(|scope| {
             scope.spawn(|| {
                 while !ended.load(Relaxed) {
-                    if check().wanted_by(publisher.number(true)) & UNSEEN != 0 {
-                        publisher.note(&check(), FailurePolicy::Open, true);
+                    if check().wanted_by(publisher.number()) & UNSEEN != 0 {
+                        publisher.note(&check(), FailurePolicy::Open);
                     }
                     noted.fetch_add(1, Relaxed);
                 }
@@ -393,12 +399,12 @@ mod tests {
 
     #[test]
     fn the_kinds_of_many_uses_are_noted_and_then_a_policy_is_marked() {
-        let publisher = Publisher::default();
+        let publisher = publisher();
         let policy = Policy::parse("api", "10/1m").unwrap();
         let note = |kind: &'static str| {
             let check = Check::new([Charge::new(&policy, Key::new(kind, "alice"), 1)]).unwrap();
-            let is_wanted = check.wanted_by(publisher.number(true)) & UNSEEN != 0;
-            is_wanted && publisher.note(&check, FailurePolicy::Open, true)
+            let is_wanted = check.wanted_by(publisher.number()) & UNSEEN != 0;
+            is_wanted && publisher.note(&check, FailurePolicy::Open)
         };
         assert!(note("ip") && note("user"));
         assert!((2..NOTED).all(|_| note("ip")));
@@ -410,14 +416,14 @@ mod tests {
 
     #[test]
     fn a_policy_that_is_only_looked_at_is_noted_once_and_again_when_it_is_used() {
-        let publisher = Publisher::default();
+        let publisher = publisher();
         let policy = Policy::parse("api", "10/1m").unwrap();
         let is_noted = |cost| {
             let charge = Charge::new(&policy, Key::new("user", "alice"), cost);
             let check = Check::new([charge]).unwrap();
-            let is_wanted = check.wanted_by(publisher.number(true)) & UNSEEN != 0;
+            let is_wanted = check.wanted_by(publisher.number()) & UNSEEN != 0;
             if is_wanted {
-                publisher.note(&check, FailurePolicy::Open, true);
+                publisher.note(&check, FailurePolicy::Open);
             }
             is_wanted
         };
@@ -425,7 +431,7 @@ mod tests {
         assert!((1..NOTED).all(|_| is_noted(1)));
         assert!(!is_noted(0) && !is_noted(1));
         let use_it = Check::new([Charge::new(&policy, Key::new("user", "bob"), 1)]).unwrap();
-        let number = publisher.number(true);
+        let number = publisher.number();
         assert_eq!(use_it.without_cost().wanted_by(number) & UNSEEN, 0);
         assert_eq!(publisher.begin().len(), 1);
         assert!(
@@ -436,15 +442,15 @@ mod tests {
 
     #[test]
     fn a_policy_without_room_is_noted_once_until_the_next_publication() {
-        let publisher = Publisher::default();
+        let publisher = publisher();
         let policies: Vec<_> = (0..=MAX_POLICIES)
             .map(|place| Policy::parse(format!("p{place}"), "10/1m").unwrap())
             .collect();
         let is_noted = |policy: &Policy| {
             let check = Check::new([Charge::new(policy, Key::new("user", "alice"), 1)]).unwrap();
-            let is_wanted = check.wanted_by(publisher.number(true)) & UNSEEN != 0;
+            let is_wanted = check.wanted_by(publisher.number()) & UNSEEN != 0;
             if is_wanted {
-                publisher.note(&check, FailurePolicy::Open, true);
+                publisher.note(&check, FailurePolicy::Open);
             }
             is_wanted
         };

@@ -11,7 +11,7 @@ use std::{
 
 use tokio::{
     sync::{Mutex, OwnedSemaphorePermit, Semaphore},
-    time::{sleep, timeout},
+    time::sleep,
 };
 
 use super::{counts::Counts, publisher::Publisher, timeout::REPORTING};
@@ -24,7 +24,8 @@ use crate::{
         report::{Account, Report},
         settlement::Settlement,
     },
-    store::{Store, ext::ANOTHER_REPLY},
+    store::{Store, TIMED_OUT, ext},
+    timer::within,
     warning::{self, Quiet},
 };
 
@@ -49,9 +50,9 @@ pub(super) struct Reports {
 impl Reports {
     pub(super) fn new(store: Arc<dyn Store>, background: &Arc<BackRoom>) -> Self {
         Self {
-            store,
             counts: Counts::default(),
-            policies: Publisher::default(),
+            policies: Publisher::new(&*store),
+            store,
             turn: Mutex::default(),
             losses: Quiet::default(),
             task: Arc::new(Semaphore::new(1)),
@@ -138,7 +139,7 @@ impl Reports {
 
     /// Reports all counts, and returns whether there were some.
     async fn flush(&self) -> bool {
-        let Ok(_turn) = timeout(REPORTING, self.turn.lock()).await else {
+        let Some(_turn) = within(REPORTING, self.turn.lock()).await else {
             return true;
         };
         let reports = self.counts.take(|_| true);
@@ -168,9 +169,9 @@ impl Reports {
         while !reports.is_empty() {
             let rest = reports.split_off(reports.len().min(CALL));
             let call = mem::replace(&mut reports, rest);
-            let sent = timeout(REPORTING, self.send(call));
+            let sent = within(REPORTING, self.send(call)).await;
             // An error may be about one account only, so go on with the others.
-            result = result.and(sent.await.map_err(|_| TOO_LATE)?);
+            result = result.and(sent.ok_or(TIMED_OUT)?);
         }
         result
     }
@@ -181,10 +182,9 @@ impl Reports {
         if reports.is_empty() {
             return Ok(());
         }
-        let answer = self.store.execute(Operation::Report(reports)).await?;
-        matches!(answer, Reply::Report)
-            .then_some(())
-            .ok_or(ANOTHER_REPLY)
+        let reply = self.store.execute(Operation::Report(reports));
+        let is_done = |reply| matches!(reply, Reply::Report).then_some(());
+        ext::read(reply, is_done).await
     }
 
     /// Warns about the first loss since a success. An outage has its own warnings. A store that keeps no reports is worth
@@ -229,5 +229,3 @@ async fn run(reports: Weak<Reports>, task: OwnedSemaphorePermit) {
         return;
     }
 }
-
-const TOO_LATE: StoreError = StoreError::new(StoreErrorKind::Timeout, "no answer in time");

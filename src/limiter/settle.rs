@@ -133,17 +133,20 @@ impl Limiter {
         (parts, settled)
     }
 
+    /// Settles these parts of a check, each within `each`. An error goes to the observer, and the charge stays.
+    pub(crate) fn settle_in_background(&self, parts: Vec<Settlement>, each: Duration) {
+        if !parts.is_empty() {
+            let limiter = self.clone();
+            self.in_background(async move { limiter.settle_patiently(parts, each).await });
+        }
+    }
+
     /// Settles these parts of one check, for which no request waits, and tries again while the store has certainly done
-    /// nothing. Each try takes at most `each`, all together `all`. Others are not repeated, as the store may have done
-    /// them.
-    pub(crate) async fn settle_patiently(
-        &self,
-        mut parts: Vec<Settlement>,
-        each: Duration,
-        all: Duration,
-    ) {
+    /// nothing. Each try takes at most `each`, all together [`SETTLING`]. Others are not repeated, as the store may have
+    /// done them.
+    pub(super) async fn settle_patiently(&self, mut parts: Vec<Settlement>, each: Duration) {
         use StoreErrorKind::{AccessDenied, InvalidRequest, Protocol, Refused};
-        let end = Instant::now() + all;
+        let end = Instant::now() + SETTLING;
         let mut slower = 1_u32;
         loop {
             let left = end.saturating_duration_since(Instant::now());
@@ -163,7 +166,7 @@ impl Limiter {
             parts.retain(|_| unsent.next().unwrap_or(false));
             // A long interval of the breaker must leave time for several tries.
             let pause = self.inner.caller.retry_pause().saturating_mul(slower);
-            let next = Instant::now() + pause.min(all / 12);
+            let next = Instant::now() + pause.min(SETTLING / 12);
             if parts.is_empty() || next > end {
                 return;
             }
@@ -307,7 +310,7 @@ impl Drop for Settling {
             };
             parts.retain(|_| settled.next().is_some_and(is_unsent));
             let each = limiter.inner.caller.timeout();
-            limiter.settle_patiently(parts, each, SETTLING).await;
+            limiter.settle_patiently(parts, each).await;
         });
     }
 }

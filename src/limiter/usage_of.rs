@@ -122,19 +122,17 @@ impl Limiter {
         let resets: Vec<Operation> = resets.collect();
         // The memory store answers at once, and its result does not matter.
         drop(self.inner.fallback.local.call(resets.clone()));
-        let endings = policies.iter();
-        let endings = endings.filter_map(|it| memory.refusals.resetting(it, key));
-        let endings: Vec<_> = endings.collect();
+        let reset = policies.iter().map(|policy| (policy, key));
+        let ending = memory.refusals.giving_back(reset.clone());
         let info = CallInfo::of(CallKind::Reset, &charges);
         let call = |store: &dyn Store| {
             let replies = store.call(resets);
             replies.then(|replies| replies?.into_iter().try_for_each(|it| it.map(drop)))
         };
         let result = self.inner.caller.ask(To::Store, info, call).await;
-        drop(endings);
+        drop(ending);
         // Wake even after an error: the store may have reset some.
-        let reset = policies.iter();
-        reset.for_each(|policy| memory.queues.wake(policy, key));
+        reset.for_each(|(policy, key)| memory.queues.wake(policy, key));
         result
     }
 }

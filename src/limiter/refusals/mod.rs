@@ -28,8 +28,6 @@ use std::{
 use tokio::time::Instant;
 
 use self::{refund_epochs::RefundEpochs, validity::Validity};
-#[cfg(feature = "manual-clock")]
-use crate::manual_clock::ManualClock;
 use crate::{
     bounded::Sets,
     domain::{
@@ -41,6 +39,7 @@ use crate::{
         policy::Policy,
         rule::millis,
         settlement::Settlement,
+        wanted::BLOCKS,
     },
 };
 
@@ -102,6 +101,13 @@ struct CachedDenial {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct KnownBefore(u64);
 
+impl KnownBefore {
+    /// The [bit](crate::domain::wanted) that says that some were known.
+    pub(super) const fn wanted(self) -> u8 {
+        if self.0 > 0 { BLOCKS } else { 0 }
+    }
+}
+
 /// A check on its way to the store, whose denial may be remembered.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Question {
@@ -129,12 +135,12 @@ impl Refusals {
     pub(super) fn recall(
         &self,
         check: &Check,
-        clock: &Clock,
+        clock: &DenialClock,
     ) -> Result<Decision, Option<Question>> {
         if !may_be_remembered(check) {
             return Err(None);
         }
-        let (hash, now) = (self.denials.hash(Subject(check)), clock.now());
+        let (hash, now) = (self.denials.hash(Subject(check)), clock());
         let refunds = self.refunds.get_or_init(|| RefundEpochs::new(REFUND_SLOTS));
         let known = self.denials.read(hash, |known| {
             let mut slots = known.slots.iter();
@@ -159,7 +165,7 @@ impl Refusals {
         check: &Check,
         decision: &Decision,
         question: Question,
-        clock: &Clock,
+        clock: &DenialClock,
     ) {
         let denied_for = match decision {
             Decision::Allowed(_) => return,
@@ -171,7 +177,7 @@ impl Refusals {
             asked,
             given_back,
         } = question;
-        let validity = Validity::new(asked, clock.now(), denied_for);
+        let validity = Validity::new(asked, clock(), denied_for);
         if let Some(refunds) = self.refunds.get()
             && decision.usage().facts().origin != Origin::StoreWithLeases
             && validity.holds(asked)
@@ -206,27 +212,23 @@ impl Refusals {
 
     /// Ends the denials that these settlements can end, when the returned guard is dropped.
     pub(super) fn settling(self: &Arc<Self>, settlements: &[Settlement]) -> Option<GivenBack> {
-        let refunds = self.refunds.get()?;
-        let slots = settlements.iter().flat_map(|settlement| {
+        self.giving_back(settlements.iter().flat_map(|settlement| {
             let charges = settlement.check().charges().iter();
-            let lowered = charges
-                .zip(settlement.costs())
-                .filter(|(charge, cost)| **cost < charge.cost());
-            lowered.map(|(charge, _)| {
-                refunds.slot(self.denials.hash((charge.policy().name(), charge.key())))
-            })
-        });
-        Some(GivenBack {
-            refusals: Arc::clone(self),
-            slots: slots.collect(),
-        })
+            let lowered = charges.zip(settlement.costs());
+            let lowered = lowered.filter(|(charge, cost)| **cost < charge.cost());
+            lowered.map(|(charge, _)| (charge.policy(), charge.key()))
+        }))
     }
 
-    /// Ends the denials that a reset can end, when the returned guard is dropped.
-    pub(super) fn resetting(self: &Arc<Self>, policy: &Policy, key: &Key) -> Option<GivenBack> {
-        let hash = self.denials.hash((policy.name(), key));
+    /// Ends the denials that giving back units under these policies and keys can end, when the returned guard is dropped.
+    pub(super) fn giving_back<'a>(
+        self: &Arc<Self>,
+        units: impl Iterator<Item = (&'a Policy, &'a Key)>,
+    ) -> Option<GivenBack> {
+        let refunds = self.refunds.get()?;
+        let slot = |(policy, key): (&Policy, _)| self.denials.hash((policy.name(), key));
         Some(GivenBack {
-            slots: vec![self.refunds.get()?.slot(hash)],
+            slots: units.map(|it| refunds.slot(slot(it))).collect(),
             refusals: Arc::clone(self),
         })
     }
@@ -297,28 +299,13 @@ impl Hash for Subject<'_> {
     }
 }
 
-/// The time that the age of a denial is measured with: this process's clock, which never steps back. It may stand still
-/// while the machine sleeps.
-#[derive(Clone, Debug)]
-pub(super) enum Clock {
-    System(Instant),
-    #[cfg(feature = "manual-clock")]
-    Test(ManualClock),
-}
+/// Says the time, since a fixed point, that the age of a denial is measured with.
+pub(super) type DenialClock = Arc<dyn Fn() -> Duration + Send + Sync>;
 
-impl Clock {
-    pub(super) fn system() -> Self {
-        Self::System(Instant::now())
-    }
-
-    /// The time since a fixed point.
-    fn now(&self) -> Duration {
-        match self {
-            Self::System(start) => start.elapsed(),
-            #[cfg(feature = "manual-clock")]
-            Self::Test(clock) => Duration::from_millis(clock.now_ms()),
-        }
-    }
+/// The clock of this process, which never steps back. It may stand still while the machine sleeps.
+pub(super) fn own_clock() -> DenialClock {
+    let start = Instant::now();
+    Arc::new(move || start.elapsed())
 }
 
 /// Blocks.
@@ -330,10 +317,6 @@ impl Refusals {
 
     /// Learns from the store's answer.
     pub(super) fn learn(&self, check: &Check, decision: &Decision, before: KnownBefore) {
-        let usage = decision.usage();
-        if usage.spares_call() {
-            return;
-        }
         if let Decision::Blocked(blocked) = decision {
             // The store may have seen the block before this process ended the block. If still there, the next answer
             // says so.
@@ -342,7 +325,7 @@ impl Refusals {
             self.note_if(key, block, left, Instant::now(), is_news);
             return;
         }
-        if before.0 > 0 && check.enforces_blocks() && !usage.facts().has_unseen_blocks {
+        if before.0 > 0 && check.enforces_blocks() && !decision.usage().facts().has_unseen_blocks {
             // The store no longer has these.
             for key in check.keys() {
                 let is_revoked = |known: &KnownBlock| known.number <= before.0;

@@ -23,13 +23,12 @@ use crate::domain::{
     check::Check,
     decision::{Decision, Usage},
     error::{ConfigError, StoreError},
-    operation::{Operation, answer_of},
     policy::Policy,
     rule::millis,
     slots::{HeldSlots, Slots},
 };
 use crate::observe::{CallInfo, CallKind, Event, SlotChange};
-use crate::store::{Store, ext::read};
+use crate::store::StoreExt;
 use crate::timer::within;
 
 /// The slots that an admitted check holds. This process renews them in the [background](super#background-work), even if
@@ -159,31 +158,24 @@ impl Limiter {
     /// Renews slots where they were granted.
     async fn renew(&self, slots: &Slots, is_local: bool) -> Result<HeldSlots, StoreError> {
         let info = CallInfo::new(CallKind::Renew, slots.check());
-        let renew = |store: &dyn Store| {
-            let reply = store.execute(Operation::Renew(slots.clone()));
-            read(reply, answer_of!(Renew))
-        };
-        let to = self.where_decided(is_local, self.inner.caller.timeout());
-        self.inner.caller.ask(to, info, renew).await
+        let to = self.where_decided(is_local, self.call_timeout());
+        let caller = &self.inner.caller;
+        caller.ask(to, info, |store| store.renew(slots)).await
     }
 
     /// Returns slots where they were granted.
     async fn give_back(&self, slots: &Slots, is_local: bool) -> Result<HeldSlots, StoreError> {
         let info = CallInfo::new(CallKind::Return, slots.check());
         let (memory, charge) = (&self.inner.memory, slots.charge());
-        let ending = memory.refusals.resetting(charge.policy(), charge.key());
-        let give_back = |store: &dyn Store| {
-            let reply = store.execute(Operation::Return(slots.clone()));
-            read(reply, answer_of!(Return))
-        };
-        let to = self.where_decided(is_local, self.inner.caller.timeout());
-        let answer = self.inner.caller.ask(to, info, give_back).await;
+        let (policy, key) = (charge.policy(), charge.key());
+        let ending = memory.refusals.giving_back([(policy, key)].into_iter());
+        let to = self.where_decided(is_local, self.call_timeout());
+        let caller = &self.inner.caller;
+        let answer = caller.ask(to, info, |store| store.give_back(slots)).await;
         drop(ending);
         // Wake even after an error: the store may have returned them.
         let returned = slots.ids().len() as u64;
-        memory
-            .queues
-            .wake_for_slots(charge.policy(), charge.key(), returned);
+        memory.queues.wake_for_slots(policy, key, returned);
         answer
     }
 

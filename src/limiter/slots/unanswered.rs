@@ -3,13 +3,13 @@
 use std::{num::NonZeroU64, time::Duration};
 
 use super::Limiter;
-use crate::clock;
 use crate::domain::{check::Check, decision::Decision, error::StoreError};
 
 /// A check that takes slots, from before it is sent until its caller has the decision. If this is dropped earlier,
 /// because an observer has panicked or the caller of several tries has left, the slots are returned.
 pub(in crate::limiter) struct Unanswered {
     limiter: Limiter,
+    /// `None` if there is nothing to return.
     check: Option<Check>,
     asked_at_ms: u64,
     is_local: bool,
@@ -18,51 +18,42 @@ pub(in crate::limiter) struct Unanswered {
 }
 
 impl Unanswered {
-    pub(in crate::limiter) fn new(limiter: &Limiter, check: &Check) -> Self {
+    pub(in crate::limiter) fn new(limiter: &Limiter, check: &Check, asked_at_ms: u64) -> Self {
         Self {
             limiter: limiter.clone(),
             check: Some(check.clone()),
-            asked_at_ms: clock::now_ms(),
+            asked_at_ms,
             is_local: false,
             is_known: false,
         }
     }
 
-    /// For slots that another decision about the same check takes.
-    pub(in crate::limiter) fn of_others(&self) -> Self {
-        Self {
-            limiter: self.limiter.clone(),
-            check: None,
-            ..*self
-        }
-    }
-
-    /// Sees the store's answer: after an error, the store may have admitted the check. Another decision may follow.
+    /// Sees the answer: after an error, the store may have admitted the check.
     pub(in crate::limiter) fn see(&mut self, answer: Result<&Decision, &StoreError>) {
         match answer {
             Ok(Decision::Allowed(_)) => self.is_known = true,
-            Err(error) if !error.is_unsent() => self.give_back(),
+            Err(error) if !error.is_unsent() => {}
             _ => self.answered(),
         }
     }
 
-    /// Notes when the slots of a decision were asked for.
-    pub(in crate::limiter) fn note(&mut self, decision: &mut Decision, check: &Check) {
+    /// Sees a decision, and notes there when its slots were asked for.
+    pub(in crate::limiter) fn note(&mut self, decision: &mut Decision) {
+        self.see(Ok(decision));
         let asked_at_ms = Some(NonZeroU64::new(self.asked_at_ms).unwrap_or(NonZeroU64::MIN));
-        decision
-            .usage_mut()
-            .note(|facts| facts.asked_at_ms = asked_at_ms);
-        if decision.usage().is_local() {
-            (self.check, self.is_local, self.is_known) = (Some(check.clone()), true, true);
-        }
+        let usage = decision.usage_mut();
+        usage.note(|facts| facts.asked_at_ms = asked_at_ms);
+        self.is_local = usage.is_local();
     }
 
     /// The caller has the decision, or the check was denied or not sent.
     pub(in crate::limiter) fn answered(&mut self) {
         self.check = None;
     }
+}
 
-    fn give_back(&mut self) {
+impl Drop for Unanswered {
+    fn drop(&mut self) {
         if let Some(check) = self.check.take() {
             let limiter = &self.limiter;
             let known_after = match self.is_known {
@@ -71,11 +62,5 @@ impl Unanswered {
             };
             limiter.return_unheld(&check, self.is_local, known_after);
         }
-    }
-}
-
-impl Drop for Unanswered {
-    fn drop(&mut self) {
-        self.give_back();
     }
 }

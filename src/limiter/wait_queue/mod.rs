@@ -6,15 +6,14 @@
 //!                    └─ sleep ◀┘ until the store should have room, at most RECHECK, or until units are given back
 //! ```
 //!
-//! Only callers with a [turn](turns) ask the store. A caller that leaves passes on its turn and the store's [last
-//! denial](last_denial). A caller that this denies for longer than it waits learns so at once, any other at its deadline.
+//! Only callers with a [turn](turns) ask the store. A caller that leaves passes on its turn and the store's
+//! last denial. A caller that this denies for longer than it waits learns so at once, any other at its deadline.
 //!
 //! [`WaitQueues`] finds the queue of a caller.
 //!
 //! A queue is for policies with their rules: a caller under a new limit does not wait behind one that sleeps under the
 //! old. Both use the same counts and compete like two processes; the store's limit holds for all of them.
 
-mod last_denial;
 mod queues;
 mod turns;
 
@@ -24,11 +23,14 @@ use tokio::time::{Instant, timeout_at};
 
 pub(super) use self::queues::WaitQueues;
 use self::{
-    last_denial::{LastDenial, MIN_SLEEP, RECHECK},
-    queues::Ticket,
+    queues::{LastDenial, MIN_SLEEP, RECHECK, Ticket},
     turns::Turn,
 };
-use super::{FOR_EVER, Limiter, Resolution, decide::Ask, pauses::Pauses};
+use super::{
+    FOR_EVER, Limiter, Resolution,
+    decide::Ask,
+    pauses::{Opens, Pauses},
+};
 use crate::{
     domain::{
         block::BlockedBy,
@@ -61,36 +63,16 @@ enum Wait<'a> {
 }
 
 /// A caller that waits.
-struct Waiter<'a> {
-    limiter: &'a Limiter,
-    deadline: Instant,
-    where_open: WhereOpen,
-    /// With the timeout of each store call, if the check is one of several tries.
-    ask: Ask,
-}
-
-/// Waits until the check is admitted; returns a denial that lasts longer than `max_wait`.
 ///
 /// Cancellation: a dropped caller gives up its place and passes on its turn. A check already sent may have been
 /// charged.
-pub(super) async fn wait(
-    limiter: &Limiter,
-    check: &Check,
-    max_wait: Duration,
-    where_open: WhereOpen,
-    time_of_try: Option<Duration>,
-) -> Resolution {
-    let waiter = Waiter {
-        limiter,
-        deadline: Instant::now() + max_wait.min(FOR_EVER),
-        where_open,
-        ask: time_of_try.map_or(Ask::Waiting, Ask::Try),
-    };
-    // Shadows never deny, so a check of shadows alone has nothing to wait for.
-    match check.is_of_shadows() || fits_never(check) {
-        true => waiter.decide(check).await,
-        false => waiter.wait(check).await,
-    }
+pub(super) struct Waiter<'a> {
+    pub(super) limiter: &'a Limiter,
+    pub(super) check: &'a Check,
+    pub(super) deadline: Instant,
+    pub(super) where_open: WhereOpen,
+    /// With the timeout of each store call, if the check is one of several tries.
+    pub(super) ask: Ask,
 }
 
 impl Limiter {
@@ -125,68 +107,84 @@ impl Limiter {
         max_wait: Duration,
         where_open: WhereOpen,
     ) -> Resolution {
-        let asks = wait(self, check, max_wait, where_open, None);
-        self.ask_often(asks).await
+        let waiter = Waiter {
+            limiter: self,
+            check,
+            deadline: Instant::now() + max_wait.min(FOR_EVER),
+            where_open,
+            ask: Ask::Waiting,
+        };
+        let resolution = waiter.wait().await;
+        if let Resolution::Decided(decision) = &resolution {
+            self.count_refusal(decision);
+        }
+        resolution
     }
 }
 
 impl Waiter<'_> {
-    async fn wait(&self, check: &Check) -> Resolution {
-        // A caller without the time is denied now, and not when those ahead have had their turns.
-        if self.pauses().outlast(check, self.deadline) {
-            return self.decide_last(check).await;
+    /// Waits until the check is admitted; returns a denial that lasts until after the deadline.
+    pub(super) async fn wait(&self) -> Resolution {
+        // Shadows never deny, so a check of shadows alone has nothing to wait for.
+        if self.check.is_of_shadows() || fits_never(self.check) {
+            return self.decide().await;
         }
-        let (queues, most) = (
-            &self.limiter.inner.memory.queues,
-            self.limiter.inner.max_queue,
-        );
-        let ticket = match queues.join(check, most) {
+        // A caller without the time is denied now, and not when those ahead have had their turns.
+        if self.pauses().outlast(self.check, self.deadline) {
+            return self.decide_last().await;
+        }
+        let most = self.limiter.inner.max_queue;
+        let ticket = match self.queues().join(self.check, most) {
             Ok(ticket) => ticket,
             // The queue is full.
             Err(queue) => {
                 return match queue.valid_denial() {
-                    Some(last) => self.deny(last.decision(check), check),
-                    None => self.decide_last(check).await,
+                    Some(last) => self.deny(last.decision(self.check)),
+                    None => self.decide_last().await,
                 };
             }
         };
         match self.take_turn(&ticket).await {
             Wait::Turn(_turn) => {
                 let resolution = self.ask_until(&ticket).await;
-                let turns = match self.pauses().are_known(check) {
+                let turns = match self.pauses().are_known(self.check) {
                     true => 1,
                     false => turns_after(&resolution, self.where_open),
                 };
                 ticket.queue.turns.set_number(turns);
                 resolution
             }
-            Wait::Denied(last) => self.deny(last.decision(check), check),
-            Wait::TimedOut => self.decide_last(check).await,
+            Wait::Denied(last) => self.deny(last.decision(self.check)),
+            Wait::TimedOut => self.decide_last().await,
         }
+    }
+
+    fn queues(&self) -> &WaitQueues {
+        &self.limiter.inner.memory.queues
     }
 
     fn pauses(&self) -> &Pauses {
         &self.limiter.inner.memory.pauses
     }
 
-    async fn decide(&self, check: &Check) -> Resolution {
-        let limiter = self.limiter;
-        limiter.ask(CallKind::Check, check.clone(), self.ask).await
+    async fn decide(&self) -> Resolution {
+        let (limiter, check) = (self.limiter, self.check.clone());
+        limiter.ask(CallKind::Check, check, self.ask).await
     }
 
     /// Decides the check of a caller that cannot wait any longer.
-    async fn decide_last(&self, check: &Check) -> Resolution {
-        match self.pauses().blocked(check) {
-            Some(blocked) => self.deny(Decision::Blocked(blocked).local(), check),
-            None => self.decide(check).await,
+    async fn decide_last(&self) -> Resolution {
+        match self.begin(Instant::now(), None) {
+            Ok(_) => self.decide().await,
+            Err(blocked) => self.deny(Decision::Blocked(blocked).local()),
         }
     }
 
-    /// Denies a check without asking the store.
-    fn deny(&self, decision: Decision, check: &Check) -> Resolution {
-        if !self.ask.goes_on(&decision) {
+    /// Denies the check without asking the store.
+    fn deny(&self, decision: Decision) -> Resolution {
+        if !self.ask.is_try() {
             let (events, timing) = (self.limiter.events(), Some(Timing::now()));
-            events.decision(CallKind::Check, &decision, check, timing);
+            events.decision(CallKind::Check, &decision, self.check, timing);
         }
         Resolution::Decided(decision)
     }
@@ -200,11 +198,11 @@ impl Waiter<'_> {
         loop {
             let mut denied = pin!(queue.denied.notified()); // listens from before the look at the denial on
             let mut paused = pin!(self.pauses().next_change()); // the same
-            let known = queue.denial(&ticket.check);
+            let known = queue.denial(self.check);
             if let Some(last) = known.filter(|last| last.until > deadline) {
                 return Wait::Denied(last);
             }
-            if self.pauses().outlast(&ticket.check, deadline) {
+            if self.pauses().outlast(self.check, deadline) {
                 return Wait::TimedOut;
             }
             let wait = poll_fn(|cx| {
@@ -216,7 +214,7 @@ impl Waiter<'_> {
                     return Poll::Ready(None);
                 }
                 if end.as_mut().poll(cx).is_ready() {
-                    let denied = queue.denial(&ticket.check).map(Wait::Denied);
+                    let denied = queue.denial(self.check).map(Wait::Denied);
                     return Poll::Ready(Some(denied.unwrap_or(Wait::TimedOut)));
                 }
                 self.begin_wait(ticket);
@@ -230,27 +228,23 @@ impl Waiter<'_> {
 
     /// Asks the store until the caller, which holds a turn, is admitted or comes too late.
     async fn ask_until(&self, ticket: &Ticket<'_>) -> Resolution {
-        let (queue, check, deadline) = (&*ticket.queue, &ticket.check, self.deadline);
+        let (queue, deadline) = (&*ticket.queue, self.deadline);
         // Listen before each question, so as not to miss units given back before the answer arrives.
         let mut room = queue.room.notified();
-        let mut known = queue.denial(check);
+        let mut known = queue.denial(self.check);
         loop {
             let wake_at = match known.take() {
                 Some(denial) if denial.until > deadline => {
-                    return self.deny(denial.decision(check), check);
+                    return self.deny(denial.decision(self.check));
                 }
                 Some(denial) => denial.ask_again.min(deadline),
                 None => {
-                    if let Err(blocked) = self.begin(ticket).await {
-                        return self.deny(Decision::Blocked(blocked).local(), check);
+                    if let Err(blocked) = self.wait_for_pauses(ticket).await {
+                        return self.deny(Decision::Blocked(blocked).local());
                     }
                     let (given_back, asked) = (queue.given_back(), Instant::now());
-                    let resolution = self.decide(check).await;
-                    if matches!(&resolution, Resolution::Decided(decision) if decision.is_allowed())
-                    {
-                        self.pauses().see_admitted(check, asked);
-                    }
-                    match self.next_question(ticket, &resolution, given_back) {
+                    let resolution = self.decide().await;
+                    match self.next_question(ticket, &resolution, given_back, asked) {
                         Some(wake_at) => wake_at,
                         None => return resolution,
                     }
@@ -263,13 +257,11 @@ impl Waiter<'_> {
     }
 
     /// Waits for the caller's turn after a pause; an error if it would come too late.
-    async fn begin(&self, ticket: &Ticket<'_>) -> Result<(), Blocked> {
-        let waiting = |key: &Key| self.limiter.inner.memory.queues.waiting(key);
-        let (pauses, mut turn) = (self.pauses(), None);
+    async fn wait_for_pauses(&self, ticket: &Ticket<'_>) -> Result<(), Blocked> {
+        let mut turn = None;
         loop {
-            let changed = pauses.next_change(); // listens from before the look on
-            let opens = pauses.begin(&ticket.check, self.deadline, turn, waiting)?;
-            let Some(opens) = opens else {
+            let changed = self.pauses().next_change(); // listens from before the look on
+            let Some(opens) = self.begin(self.deadline, turn)? else {
                 return Ok(());
             };
             turn = opens.is_turn.then_some(opens.at);
@@ -280,13 +272,18 @@ impl Waiter<'_> {
         }
     }
 
+    fn begin(&self, deadline: Instant, turn: Option<Instant>) -> Result<Option<Opens>, Blocked> {
+        let waiting = |key: &Key| self.queues().waiting(key);
+        self.pauses().begin(self.check, deadline, turn, waiting)
+    }
+
     /// Reports to an observer, once, that a caller has to wait. Its ticket reports the end.
     fn begin_wait(&self, ticket: &Ticket<'_>) {
         let (events, now) = (self.limiter.events(), Instant::now());
         // A try without time to wait does not wait, though it may have to ask twice.
         if ticket.waits.get().is_none() && events.is_observed() && now < self.deadline {
             let _ = ticket.waits.set((events.clone(), now));
-            events.wait(&ticket.check, None);
+            events.wait(self.check, None);
         }
     }
 
@@ -296,8 +293,9 @@ impl Waiter<'_> {
         ticket: &Ticket<'_>,
         resolution: &Resolution,
         given_back: usize,
+        asked: Instant,
     ) -> Option<Instant> {
-        let (queue, check, deadline) = (&*ticket.queue, &ticket.check, self.deadline);
+        let (queue, check, deadline) = (&*ticket.queue, self.check, self.deadline);
         let now = Instant::now();
         match resolution {
             Resolution::Decided(Decision::Denied(denial)) => {
@@ -320,7 +318,10 @@ impl Waiter<'_> {
                 };
                 (end <= deadline).then(|| end.min(now + RECHECK))
             }
-            Resolution::Decided(Decision::Allowed(_)) => None,
+            Resolution::Decided(Decision::Allowed(_)) => {
+                self.pauses().see_admitted(check, asked);
+                None
+            }
             Resolution::Open(..) if self.where_open == WhereOpen::Pass => None,
             Resolution::Open(error, _) | Resolution::Closed(error) => {
                 let goes_on = is_passing(error) && now < deadline;

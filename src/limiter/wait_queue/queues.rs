@@ -8,15 +8,22 @@ use std::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicUsize, Ordering::Relaxed},
     },
+    time::Duration,
 };
 
 use tokio::{sync::Notify, time::Instant};
 
-use super::{last_denial::LastDenial, turns::Turns};
-use crate::domain::{
-    check::Check, decision::Denial, key::Key, policy::Policy, settlement::Settlement,
+use super::turns::Turns;
+use crate::{
+    domain::{
+        check::Check,
+        decision::{Decision, Denial},
+        key::Key,
+        policy::Policy,
+        settlement::Settlement,
+    },
+    limiter::{FOR_EVER, events::Events},
 };
-use crate::limiter::events::Events;
 
 /// The queues with waiting callers.
 #[derive(Debug, Default)]
@@ -67,7 +74,7 @@ pub(super) struct WaitQueue {
 pub(super) struct Ticket<'a> {
     queues: &'a WaitQueues,
     pub(super) queue: Arc<WaitQueue>,
-    pub(super) check: Check,
+    check: &'a Check,
     /// The observer that knows that the caller waits, and since when.
     pub(super) waits: OnceLock<(Events, Instant)>,
 }
@@ -78,11 +85,11 @@ impl WaitQueues {
     }
 
     /// Takes the last place in the queue of the check; returns the queue if it is full.
-    pub(super) fn join(
-        &self,
-        check: &Check,
+    pub(super) fn join<'a>(
+        &'a self,
+        check: &'a Check,
         max_queue: usize,
-    ) -> Result<Ticket<'_>, Arc<WaitQueue>> {
+    ) -> Result<Ticket<'a>, Arc<WaitQueue>> {
         let mut all = self.lock();
         let queue = all.queue(check);
         // The first caller waits for no other, so admit one even if `max_queue` is 0.
@@ -93,7 +100,7 @@ impl WaitQueues {
         Ok(Ticket {
             queues: self,
             queue,
-            check: check.clone(),
+            check,
             waits: OnceLock::new(),
         })
     }
@@ -144,7 +151,7 @@ impl WaitQueues {
 impl Drop for Ticket<'_> {
     fn drop(&mut self) {
         if let Some((events, since)) = self.waits.get() {
-            events.wait(&self.check, Some(since.elapsed()));
+            events.wait(self.check, Some(since.elapsed()));
         }
         let mut all = self.queues.lock();
         if self.queue.tickets.fetch_sub(1, Relaxed) == 1 {
@@ -292,6 +299,73 @@ impl WaitQueue {
 
     fn last(&self) -> MutexGuard<'_, Option<LastDenial>> {
         self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The shortest sleep. A store that denies and yet promises room now would otherwise make the caller spin.
+pub(super) const MIN_SLEEP: Duration = Duration::from_millis(1);
+
+/// The head of a queue asks at least this often, since other processes give back units without notice.
+pub(super) const RECHECK: Duration = Duration::from_secs(2);
+
+/// The store's denial of a caller with a turn, the time of the denial, and how long the denial surely holds.
+#[derive(Clone, Debug)]
+pub(super) struct LastDenial {
+    check: Check,
+    denial: Denial,
+    at: Instant,
+    pub(super) until: Instant,
+    /// A slot may be returned sooner than its denial says, and later than this denial surely holds.
+    pub(super) ask_again: Instant,
+}
+
+impl LastDenial {
+    /// A denial that the store has just answered.
+    pub(super) fn new(check: &Check, denial: &Denial) -> Self {
+        let at = Instant::now();
+        let after = |wait: Option<Duration>| wait.unwrap_or_default().clamp(MIN_SLEEP, FOR_EVER);
+        Self {
+            check: check.clone(),
+            denial: denial.clone(),
+            at,
+            until: at + after(denial.retry_after_besides_slots()),
+            ask_again: at + after(denial.recheck_after()).min(RECHECK),
+        }
+    }
+
+    /// The same denial of another check.
+    pub(super) fn decision(&self, check: &Check) -> Decision {
+        let denied = Decision::Denied(self.denial.clone());
+        let about_it = match self.compares(check, |last, asked| last == asked) {
+            true => denied, // its contributors may be others
+            false => denied.repeated(check, 0),
+        };
+        about_it.aged(check, self.at.elapsed())
+    }
+
+    pub(super) fn is_by_slots(&self) -> bool {
+        self.denial.is_by_slots()
+    }
+
+    pub(super) fn is_valid(&self) -> bool {
+        self.until > Instant::now()
+    }
+
+    /// Whether the other denial was for the same costs, and ends at about the same millisecond.
+    pub(super) fn says_the_same_as(&self, other: &Self) -> bool {
+        let apart = self.until.max(other.until) - self.until.min(other.until);
+        apart <= MIN_SLEEP && self.compares(&other.check, |one, another| one == another)
+    }
+
+    /// Whether the store denies this check as well: one that costs at least as much.
+    pub(super) fn holds_for(&self, check: &Check) -> bool {
+        self.compares(check, |last, asked| last <= asked)
+    }
+
+    /// Whether all costs compare so; policies and keys are those of the queue.
+    fn compares(&self, check: &Check, costs: impl Fn(u64, u64) -> bool) -> bool {
+        let mut pairs = self.check.charges().iter().zip(check.charges());
+        pairs.all(|(last, asked)| costs(last.cost(), asked.cost()))
     }
 }
 

@@ -138,7 +138,8 @@ fn pause(shared: &Shared, under_way: &UnderWay, notice: &Notice) -> Option<Pausi
         backoff.paused(key, length);
         let request = BlockRequest::pause_up_to(length, shared.max_pause).reason(&reason);
         let label = shared.label.as_deref();
-        shared.limiter.pause_longer(key, label, request)
+        let (is_longer, store) = shared.limiter.pause(key, label, request);
+        is_longer.then_some(store)
     });
     let calls: SmallVec<[_; 1]> = calls.collect();
     if calls.is_empty() {
@@ -146,7 +147,8 @@ fn pause(shared: &Shared, under_way: &UnderWay, notice: &Notice) -> Option<Pausi
     }
     let storing = async move {
         for call in calls {
-            call.await;
+            // The limiter has reported an error, and the pause holds here all the same.
+            let _ = call.await;
         }
     };
     // In a task, the calls are made even if the caller leaves.
