@@ -246,6 +246,23 @@ async fn a_check_that_fails_in_one_slot_is_charged_in_none_also_if_that_slot_ans
     }
 }
 
+#[tokio::test]
+async fn a_caller_that_polls_a_check_of_several_slots_once_and_holds_it_delays_no_roll_back() {
+    let (cluster, _turn) = disturbed().await;
+    let (store, limiter) = waiting(&cluster).await;
+    let [one, _, other] = apart(&cluster);
+    let mute = &cluster.nodes[2];
+    take(&limiter, &policy("any", "9/1h"), &other).await; // the server knows the script
+    let held = Held::hold(mute);
+    let mut deciding = store.check(&check(all(&much(), [&one, &other])));
+    assert!(futures::poll!(&mut deciding).is_pending());
+    is_charged(&limiter, &one, 1).await;
+    mute.run::<u32>("CLIENT KILL TYPE normal");
+    is_rolled_back(&limiter, &one, 0).await;
+    held.go_on();
+    assert!(deciding.await.is_err());
+}
+
 /// In calls that callers share, and without.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_check_and_no_settlement_that_was_sent_to_several_slots_is_called_unsent() {

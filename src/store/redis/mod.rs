@@ -68,6 +68,9 @@ pub struct RedisStore {
     clock: Option<crate::manual_clock::ManualClock>,
     in_flight: usize,
     shared: Option<Arc<CallQueues>>,
+    /// Room for operations over several hash slots.
+    #[cfg(feature = "cluster")]
+    apart: Arc<tokio::sync::Semaphore>,
     /// Whether the servers were asked whether they evict keys.
     asked: Arc<AtomicBool>,
 }
@@ -92,6 +95,8 @@ impl RedisStore {
             clock: None,
             in_flight,
             shared: None,
+            #[cfg(feature = "cluster")]
+            apart: Arc::new(tokio::sync::Semaphore::new(several_slots::MOST_APART)),
             asked: Arc::default(),
         };
         store.with_queues()

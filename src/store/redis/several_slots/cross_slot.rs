@@ -6,9 +6,9 @@
 //!         ──▶ hash slot 3: admitted ──▶ rolled back ─┘
 //! ```
 //!
-//! One future asks all hash slots at once. After the first denial or error, it rolls back at once what these have admitted,
-//! and later admissions as they arrive. If the caller drops it, the back room polls it on: what it then admits stays
-//! charged, as in one hash slot.
+//! One task asks all hash slots at once. After the first denial or error, it rolls back at once what these have admitted,
+//! and later admissions as they arrive. If the caller leaves, the task goes on in the back room: what it then admits
+//! stays charged, as in one hash slot.
 
 use std::{future::ready, time::Duration};
 
@@ -76,7 +76,7 @@ impl RedisStore {
             }
         }
         if !answers.iter().all(|it| it.as_ref().is_some_and(admits)) {
-            self.roll_back(asked, &mut answers).await;
+            self.roll_back(asked, &mut answers, parts).await;
             return join(check, parts, &answers, false);
         }
         let decision = join(check, parts, &answers, true)?;
@@ -95,6 +95,7 @@ impl RedisStore {
         &self,
         asked: impl Stream<Item = (usize, Answer)> + Send + 'static,
         answers: &mut [Option<Answer>],
+        parts: &Parts,
     ) {
         let known = answers.iter().cloned().enumerate();
         let known: Vec<_> = known
@@ -112,7 +113,12 @@ impl RedisStore {
             }
         };
         if timer::within(GRACE, all).await.is_none() {
-            background::spawn(Outliving::new(undone.for_each(|_| ready(())), None));
+            let room = parts.room.clone();
+            let rest = async move {
+                undone.for_each(|_| ready(())).await;
+                drop(room);
+            };
+            background::spawn(Outliving::new(rest, None));
         }
     }
 

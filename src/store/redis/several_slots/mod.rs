@@ -4,12 +4,21 @@
 mod cross_slot;
 mod moving;
 
-use std::{collections::HashMap, time::Duration};
+use std::{collections::HashMap, pin::pin, sync::Arc, time::Duration};
 
+use futures_util::future::{Either, select};
 use redis::cluster_routing::Slot;
-use tokio::runtime::Handle;
+use tokio::{
+    runtime::Handle,
+    sync::{OwnedSemaphorePermit, oneshot},
+};
 
-use super::{RedisStore, background::Outliving, connection::PART_TIMEOUT, error::NO_RUNTIME};
+use super::{
+    RedisStore,
+    background::{self, Outliving},
+    connection::PART_TIMEOUT,
+    error::{NO_RUNTIME, SHUT_DOWN},
+};
 use crate::{
     domain::{
         charge::Charge,
@@ -36,6 +45,8 @@ struct Parts {
     charges: Vec<Vec<usize>>,
     /// Whether each part is a key of a hash slot that is being moved.
     are_keys: bool,
+    /// One of the tasks that a store may have; held until the last roll-back.
+    room: Option<Arc<OwnedSemaphorePermit>>,
 }
 
 impl Parts {
@@ -111,30 +122,51 @@ impl RedisStore {
         Some(reply.queued(Some(sent)))
     }
 
-    /// Executes an operation on each part of the charges that count. `sent` is for all parts.
+    /// Executes an operation on each part of the charges that count, in a task: a caller that does not poll this future
+    /// delays no roll-back. `sent` is for all parts.
     fn execute_apart(
         &self,
         operation: Operation,
-        parts: Parts,
+        mut parts: Parts,
         sent: &Sent,
-    ) -> Outliving<Result<Reply, StoreError>> {
+    ) -> impl Future<Output = Result<Reply, StoreError>> + Send + 'static {
         let (store, mark) = (self.clone(), sent.clone());
-        let work = async move {
+        async move {
             Handle::try_current().map_err(|_| NO_RUNTIME)?;
-            Ok(match operation {
-                Operation::Check(check) => {
-                    Reply::Check(store.check_apart(&check, &parts, &mark).await?)
-                }
-                Operation::CheckBatch(batch) => {
-                    Reply::CheckBatch(store.check_one_by_one(&batch, &parts, &mark).await?)
-                }
-                Operation::Settle(settlement) => {
-                    Reply::Settle(store.settle_apart(&settlement, &parts, &mark).await?)
-                }
-                other => store.execute_alone(other, None).await?,
-            })
-        };
-        Outliving::new(work, Some(sent.clone()))
+            let room = Arc::clone(&store.apart).try_acquire_owned();
+            parts.room = Some(Arc::new(room.map_err(|_| TOO_MANY)?));
+            let (mut reply, answer) = oneshot::channel();
+            let part_mark = mark.clone();
+            let work = async move { store.do_apart(operation, &parts, &part_mark).await };
+            let work = Outliving::new(work, Some(mark.clone()));
+            background::spawn(async move {
+                // The work of a caller that leaves goes on in the back room, unless nothing was sent.
+                let Either::Left((done, _)) = select(work, pin!(reply.closed())).await else {
+                    return;
+                };
+                let _ = reply.send(done);
+            });
+            let answer = answer.await;
+            answer.unwrap_or_else(|_| Err(SHUT_DOWN.unsent_if(mark.leave())))
+        }
+    }
+
+    async fn do_apart(
+        &self,
+        operation: Operation,
+        parts: &Parts,
+        sent: &Sent,
+    ) -> Result<Reply, StoreError> {
+        Ok(match operation {
+            Operation::Check(check) => Reply::Check(self.check_apart(&check, parts, sent).await?),
+            Operation::CheckBatch(batch) => {
+                Reply::CheckBatch(self.check_one_by_one(&batch, parts, sent).await?)
+            }
+            Operation::Settle(settlement) => {
+                Reply::Settle(self.settle_apart(&settlement, parts, sent).await?)
+            }
+            other => self.execute_alone(other, None).await?,
+        })
     }
 
     /// Decides the checks of a batch one after another. Behind the first that is not admitted, none is.
@@ -258,6 +290,15 @@ async fn within<T>(time: Duration, mut answer: StoreFuture<T>) -> Result<T, Stor
         None => Err(TOO_LATE.unsent_if(answer.is_never_sent())),
     }
 }
+
+/// How many tasks of this kind a store may have at a time, late ones and roll-backs included.
+pub(super) const MOST_APART: usize = 16_384;
+
+const TOO_MANY: StoreError = StoreError::new(
+    StoreErrorKind::Unavailable,
+    "too many operations over several hash slots are under way",
+)
+.unsent();
 
 const TOO_LATE: StoreError = StoreError::new(
     StoreErrorKind::Timeout,
