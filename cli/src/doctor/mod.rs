@@ -218,12 +218,13 @@ impl Doctor<'_> {
         };
         match self.inspector.denials(now_ms).await {
             Ok(denials) => {
-                let latest = denials.iter().map(DeniedIdentity::last_minute).max();
-                let (when, see) = (latest.map(|it| it > 0), ": see `sluicegate top --denied`");
-                let when = match when {
+                // The store adds up reports in spans of 10 s and of 10 minutes: they have no exact age.
+                let lead = "denials were reported within the";
+                let see = "see `sluicegate top --denied`";
+                let when = match denials.iter().map(DeniedIdentity::last_minute).max() {
                     None => "no denial was reported within the hour".to_owned(),
-                    Some(false) => format!("denials were reported within the hour{see}"),
-                    Some(true) => format!("denials were reported within the minute{see}"),
+                    Some(0) => format!("{lead} hour (up to 70 m): {see}"),
+                    Some(_) => format!("{lead} minute (up to 70 s): {see}"),
                 };
                 self.find(WELL, when);
             }
