@@ -53,6 +53,19 @@ impl From<Key> for Keys {
     }
 }
 
+impl<const N: usize> From<[Key; N]> for Keys {
+    fn from(keys: [Key; N]) -> Self {
+        keys.into_iter().collect()
+    }
+}
+
+/// An empty list is [`Keys::skip`].
+impl From<Vec<Key>> for Keys {
+    fn from(keys: Vec<Key>) -> Self {
+        keys.into_iter().collect()
+    }
+}
+
 impl FromIterator<Key> for Keys {
     fn from_iter<I: IntoIterator<Item = Key>>(keys: I) -> Self {
         // Keep one key too many, so that the check fails instead of silently ignoring the rest.
@@ -86,7 +99,8 @@ impl IntoIterator for Keys {
 /// The return types that closures can have instead of a `Result<Keys, ExtractError>`.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no answer of an extractor",
-    note = "answer a `Key`, an `Option<Key>`, `Keys`, or a `Result` of a key or keys, whose error is an `ExtractError`"
+    note = "answer a `Key`, several as an array, a `Vec<Key>` or `Keys`, an `Option` of one of them, or a `Result`, whose \
+            error is an `ExtractError`"
 )]
 pub trait IntoKeys {
     /// Converts the returned value.
@@ -97,21 +111,16 @@ pub trait IntoKeys {
     fn into_keys(self) -> Result<Keys, ExtractError>;
 }
 
-impl IntoKeys for Key {
+#[diagnostic::do_not_recommend]
+impl<K: Into<Keys>> IntoKeys for K {
     fn into_keys(self) -> Result<Keys, ExtractError> {
         Ok(self.into())
     }
 }
 
-impl IntoKeys for Keys {
+impl<K: Into<Keys>> IntoKeys for Option<K> {
     fn into_keys(self) -> Result<Keys, ExtractError> {
-        Ok(self)
-    }
-}
-
-impl IntoKeys for Option<Key> {
-    fn into_keys(self) -> Result<Keys, ExtractError> {
-        self.map(Keys::from)
+        self.map(Into::into)
             .ok_or_else(|| ExtractError::missing("the extractor found no key"))
     }
 }

@@ -40,14 +40,16 @@ pub use peer_ip::PeerIp;
 
 /// Reads the head of a request and returns the keys to charge.
 ///
-/// Closures `Fn(&Parts) -> R` are extractors if `R` is a [`Key`], an `Option<Key>`, [`Keys`], or a `Result` of a key or
-/// keys; so is a [`Key`], which all requests share. An extractor runs for every request, so do not block in one.
+/// Closures `Fn(&Parts) -> R` are extractors if `R` is a [`Key`], several as an array, a `Vec<Key>` or [`Keys`], or an
+/// `Option` or a `Result` of one of them; so is a [`Key`], which all requests share. An empty list [skips](Keys::skip)
+/// the limit. An extractor runs for every request, so do not block in one.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not extract keys",
     note = "by a header: `Header::new(\"x-api-key\")`; by the client's address: `PeerIp` or `ForwardedIp`",
     note = "a closure needs its argument's type: `|head: &http::request::Parts| Some(Key::new(\"user\", …))`, or \
             `extract::from_fn(|head| …)`",
-    note = "it answers a `Key`, an `Option<Key>`, `Keys`, or a `Result` of a key or keys, whose error is an `ExtractError`",
+    note = "it answers a `Key`, an `Option<Key>`, several keys as an array or a `Vec<Key>`, or a `Result` of one of these, \
+            whose error is an `ExtractError`",
     note = "a look-up that has to be awaited goes to `charge_async`"
 )]
 pub trait KeyExtractor: Send + Sync + 'static {

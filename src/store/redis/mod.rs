@@ -110,8 +110,8 @@ impl RedisStore {
     ///
     /// If the prefix has a space, a brace, or a character that is not printable ASCII, or more than 48 characters.
     #[must_use]
-    pub fn prefix(mut self, prefix: &str) -> Self {
-        Arc::make_mut(&mut self.names).set_prefix(prefix);
+    pub fn prefix(mut self, prefix: impl AsRef<str>) -> Self {
+        Arc::make_mut(&mut self.names).set_prefix(prefix.as_ref());
         self.with_queues()
     }
 
