@@ -18,7 +18,7 @@
 //!     curl -i localhost:3000 -H 'x-user: ann' -d '{"jsonrpc":"2.0","method":"notifications/initialized"}'    # 202
 //!     curl -i localhost:3000 -H 'x-user: ann' -d '{"method":"tools/call","params":{"name":"search"}}'        # 429, content-length: 0
 //!     curl -i localhost:3000 -H 'x-user: ann' -d '{"id":6,"method":"tools/list","params":null}'              # 200
-//!     curl -i localhost:3000 -H 'x-user: ann' -d '[]'                                                        # 400, an empty batch
+//!     curl -i localhost:3000 -H 'x-user: ann' -d '[]'                                                        # 400, "code":-32700, an empty batch
 //!     curl -i localhost:3000 -H 'x-user: ann'                                                                # 405
 //!
 //! In a crate of your own, beside a clone of this one:
@@ -87,7 +87,9 @@ impl Message {
 fn reject(rejection: &Rejection, head: &Parts) -> Response {
     let status = rejection.status();
     let Some(messages) = ParsedBody::<Messages>::of(head) else {
-        return status.into_response();
+        let error = json!({ "code": -32700, "message": rejection.to_string() });
+        let error = json!({ "jsonrpc": "2.0", "id": null, "error": error });
+        return (status, Json(error)).into_response(); // the reader's answer
     };
     let error = json!({ "code": status.as_u16(), "message": "Too many calls" });
     let answered = messages.all.iter().filter(|it| it.id.is_some());
@@ -141,7 +143,7 @@ fn app() -> Result<Router, ConfigError> {
     Ok(Router::new()
         .route("/", post(answer))
         .layer(limits)
-        .layer(ReadBodyLayer::new(65_536, read))
+        .layer(ReadBodyLayer::new(65_536, read).reject_with(reject))
         .layer(by_address))
 }
 

@@ -150,6 +150,15 @@ pub(crate) fn unknown_policy(setter: &str, name: &str, similar: Option<&str>) {
     );
 }
 
+/// Warns about costs that are all 0.
+pub(crate) fn costs_nothing() {
+    warn!(
+        "misconfigured: the `cost` of a layer was 0 for its first 1000 charges, and nothing settles them later, so that \
+         everybody passes: if the cost stands in the body, put `ReadBodyLayer` around this layer, and read `ParsedBody` \
+         as the type that it parses; if these requests cost nothing, ignore this"
+    );
+}
+
 /// Warns about a handler that meters a cost which no layer settles.
 #[cfg(feature = "axum")]
 pub(crate) fn nothing_meters() {

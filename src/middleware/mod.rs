@@ -54,12 +54,12 @@ pub use layer::RateLimitLayer;
 pub use obey::ObeyLayer;
 #[doc(hidden)]
 pub use read_body::ReadBodyFuture;
-pub use read_body::{BodyError, ParsedBody, ReadBody, ReadBodyLayer};
+pub use read_body::{ParsedBody, ReadBody, ReadBodyLayer};
 #[cfg(feature = "axum")]
 pub use respond::AxumRejection;
 pub use respond::{
-    Decisions, EXPOSED_HEADERS, Grpc, HeaderStyle, MakeRejection, OpenAiJson, ProblemJson,
-    Rejection, StatusOnly,
+    BodyError, Decisions, EXPOSED_HEADERS, Grpc, HeaderStyle, MakeRejection, OpenAiJson,
+    ProblemJson, Rejection, StatusOnly,
 };
 #[doc(hidden)]
 pub use response_end::{AtHead, Ending, Follow};

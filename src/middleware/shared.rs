@@ -86,6 +86,9 @@ impl<R> Shared<R> {
     pub(super) fn change(&mut self, change: impl FnOnce(&mut Settings)) {
         let settings = &mut self.settings;
         change(settings);
+        let at_end = settings.at_end.as_ref();
+        settings.config.learns_costs =
+            settings.settles.is_some() || at_end.is_some_and(|it| it.settles());
         if let Some(at_end) = &mut settings.at_end {
             Arc::make_mut(at_end).config = Some(settings.config.clone());
         }

@@ -193,6 +193,18 @@ async fn a_response_to_429s_alone_is_for_denials_and_bans_and_names_no_key() {
 }
 
 #[tokio::test]
+async fn a_response_to_denials_is_also_that_to_a_cost_that_never_fits() {
+    let (limiter, _) = memory();
+    let layer = over(&limiter).limit(free(), alice()).cost(|_, _| 101);
+    let (status, text) = own_429s(&limiter, layer, "text/plain").await;
+    assert_eq!(status, 413);
+    assert!(
+        text.starts_with("denied by `100/1h`") && text.ends_with("do not retry"),
+        "{text}"
+    );
+}
+
+#[tokio::test]
 async fn a_response_to_429s_alone_leaves_all_other_rejections_as_they_were() {
     let (limiter, _) = memory();
     let layer = || over(&limiter).limit(free(), alice());
@@ -201,7 +213,6 @@ async fn a_response_to_429s_alone_leaves_all_other_rejections_as_they_were() {
     let absent = layer().limit(login(), Header::new("absent"));
     limiter.block(&bob(), HOUR).await.unwrap();
     for (layer, status, title) in [
-        (layer().cost(|_, _| 101), 422, "Quota Exceeded"),
         (absent, 400, "Bad Request"),
         (layer().deny(|_| true), 403, "Forbidden"),
         (layer().limit(login(), bob()), 403, "Forbidden"),

@@ -125,6 +125,12 @@ struct BoxBody; respond::<BoxBody>(ProblemJson::default());
 > makes no response with a body of type `BoxBody` > `StatusOnly` needs `BoxBody: Default` > in a tonic server: `.rejection(Grpc::new())`
 let c = |_: &Rejection, _: &Parts| Response::new(String::new()); let _: axum::Router = axum::Router::new().layer(layer().rejection(c));
 > makes no response with a body of type > `RateLimitLayer::reject_with`
+layer().limit(policy(), |_| None);
+> error[E0282]
+layer().limit_first_of([(policy(), Header::new("x-user")), (policy(), PeerIp)]);
+> error[E0308] > expected `Header`, found `PeerIp`
+fn denied(r: &Rejection, _: &Parts) -> impl axum::response::IntoResponse { r.status() } layer().reject_with(denied);
+> opaque type
 layer().charge_async(|_| async { 5 });
 > is no answer of a look-up of charges > answer a `Charge`, a `Vec<Charge>`
 layer().cost(|_head| 1);

@@ -6,7 +6,7 @@ use http_body::Frame;
 use http_body_util::StreamBody;
 use hyper::{client::conn::http2, server::conn::http1};
 use serde::Deserialize;
-use sluicegate::middleware::{BodyError, ParsedBody, ReadBodyLayer};
+use sluicegate::middleware::{BodyError, OpenAiJson, ParsedBody, ReadBodyLayer, StatusOnly};
 use std::pin::pin;
 use tokio::time::advance;
 use tower::{BoxError, util::BoxCloneService};
@@ -147,6 +147,61 @@ async fn a_body_that_cannot_be_used_is_refused_and_nothing_is_charged() {
         assert_eq!(identity, status == 415);
         assert_eq!(served.left().await, 100);
     }
+}
+
+/// The answer of a router to a body, as text.
+async fn answer<M>(reader: ReadBodyLayer<Chat, M>, request: Request<Body>) -> (Response<()>, String)
+where
+    M: MakeRejection<Body> + Send + Sync + 'static,
+{
+    let router = Router::new().fallback(async || "hello").layer(reader);
+    let (head, body) = router.oneshot(request).await.unwrap().into_parts();
+    let body = body_of(Response::new(body)).await;
+    let text = String::from_utf8(body.to_vec()).unwrap();
+    (Response::from_parts(head, ()), text)
+}
+
+#[tokio::test]
+async fn the_answers_to_bodies_have_the_form_of_those_of_the_limit() {
+    let reader = || ReadBodyLayer::json::<Chat>(64);
+    let post = |body: &str| {
+        Request::post("/")
+            .body(Body::from(body.to_owned()))
+            .unwrap()
+    };
+    let (head, text) = answer(reader().rejection(OpenAiJson), post("?")).await;
+    let error: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(head.status(), 400);
+    assert_eq!(error["error"]["type"], "invalid_request_error");
+    assert_eq!(
+        error["error"]["message"],
+        "The body is not JSON, at line 1, column 1."
+    );
+    assert_eq!(head.headers()["cache-control"], "no-store");
+
+    let (head, text) = answer(reader().rejection(StatusOnly), post(&"x".repeat(65))).await;
+    assert_eq!((head.status().as_u16(), &*text), (413, ""));
+
+    let own = |rejection: &Rejection, head: &Parts| format!("{} {rejection}", head.uri.path());
+    let (head, text) = answer(reader().reject_with(own), post("{}")).await;
+    assert_eq!(head.status(), 400, "not the 200 of a text");
+    assert_eq!(
+        text,
+        "/ The body is JSON, but not as expected, at line 1, column 2."
+    );
+    let reason = head.extensions().get::<Rejection>();
+    assert!(matches!(reason, Some(Rejection::Unread(_))), "{reason:?}");
+
+    let mut call = post("?");
+    call.headers_mut()
+        .insert("content-type", HeaderValue::from_static("application/grpc"));
+    let (head, text) = answer(reader(), call).await;
+    assert_eq!((head.status().as_u16(), &*text), (200, ""));
+    assert_eq!(head.headers()["grpc-status"], "3");
+    assert_eq!(
+        head.headers()["grpc-message"],
+        "The body is not JSON, at line 1, column 1."
+    );
 }
 
 #[tokio::test]

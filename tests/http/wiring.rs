@@ -157,6 +157,25 @@ async fn a_challenge_of_the_users_own_response_stays() {
     assert_eq!(told(&response), expected);
 }
 
+#[test]
+fn costs_that_are_all_0_are_warned_about_once_unless_they_are_known_later() {
+    let warned = |layer: RateLimitLayer| {
+        traced(false, async {
+            for _ in 0..1_100 {
+                assert_eq!(bare(&layer, "/").await, 200);
+            }
+        })
+    };
+    let layer = |cost: fn(&Parts) -> u64| limit(everybody()).cost(move |head, _| cost(head));
+    assert_one(
+        &warned(layer(|_| 0)),
+        &["misconfigured", "`cost`", "`ParsedBody`"],
+    );
+    assert_eq!(warned(layer(|_| 1)), [""; 0]);
+    assert_eq!(warned(layer(|_| 0).settle(|_, _| 1)), [""; 0]);
+    assert_eq!(warned(limit(everybody())), [""; 0]);
+}
+
 fn table() -> RateLimitLayer {
     let routes = Routes::new(Route::skip())
         .route("/health", policy("health", "9/1m"))

@@ -165,7 +165,11 @@ impl CheckDraft {
         let cost = match &config.cost {
             // A request holds one slot at any cost.
             _ if policy.is_concurrency() => 1,
-            Some(cost) => cost(head, &policy).saturating_mul(weight),
+            Some(cost) => {
+                let cost = cost(head, &policy);
+                config.warnings.see_cost(cost, config.learns_costs);
+                cost.saturating_mul(weight)
+            }
             None => weight,
         };
         Ok(Some((policy, cost)))

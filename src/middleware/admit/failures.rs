@@ -75,7 +75,10 @@ impl LayerConfig {
                 });
                 false
             }
-            Rejection::Denied(_) | Rejection::NoSlot(_) | Rejection::Blocked(_) => false,
+            Rejection::Denied(_)
+            | Rejection::NoSlot(_)
+            | Rejection::Blocked(_)
+            | Rejection::Unread(_) => false,
         };
         if passes { Ok(()) } else { Err(rejection) }
     }

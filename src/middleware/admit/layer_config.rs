@@ -35,6 +35,8 @@ pub(in crate::middleware) struct LayerConfig {
     /// The timeout of all look-ups of a request together.
     pub(in crate::middleware) look_up_timeout: Duration,
     pub(in crate::middleware) cost: Option<Arc<Cost>>,
+    /// Whether costs are also known later, so that requests may begin at 0.
+    pub(in crate::middleware) learns_costs: bool,
     pub(in crate::middleware) access_lists: AccessLists,
     /// Whether every policy is a shadow.
     pub(in crate::middleware) shadow: bool,
@@ -70,6 +72,7 @@ impl LayerConfig {
             deny_blocked: Vec::new(),
             look_up_timeout: DEFAULT_LOOK_UP_TIMEOUT,
             cost: None,
+            learns_costs: false,
             access_lists: AccessLists::default(),
             shadow: false,
             max_wait: None,

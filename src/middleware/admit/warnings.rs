@@ -4,7 +4,7 @@ use std::{
     mem,
     sync::{
         Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
     },
     time::Duration,
 };
@@ -28,6 +28,9 @@ const MOST_OF_THEM: u32 = 90;
 /// those for Python above.
 const LEAST_IGNORED: Duration = Duration::from_secs(60);
 
+/// After so many charges of 0, a cost is probably read from where nothing is.
+const FREE: u32 = 1_000;
+
 /// More mistakes than a layer is likely to have.
 const MAX_WARNED: usize = 16;
 
@@ -42,6 +45,8 @@ pub(in crate::middleware) struct Warnings {
     misnames: AtomicBool,
     returns_slots_early: AtomicBool,
     denies_for_long: AtomicBool,
+    /// How many of the first charges were 0, all of them; or `FREE`, when no more are counted.
+    free: AtomicU32,
 }
 
 /// The latest requests limited by peer address.
@@ -97,6 +102,18 @@ impl Warnings {
             && !self.denies_for_long.swap(true, Relaxed)
         {
             warning::ignored_wait(denial.policy().name());
+        }
+    }
+
+    /// Warns if the first charges under your cost are all 0, and nothing settles them later.
+    pub(super) fn see_cost(&self, cost: u64, learns_costs: bool) {
+        if self.free.load(Relaxed) >= FREE {
+            return;
+        }
+        if cost > 0 || learns_costs {
+            self.free.store(FREE, Relaxed);
+        } else if self.free.fetch_add(1, Relaxed) == FREE - 1 {
+            warning::costs_nothing();
         }
     }
 

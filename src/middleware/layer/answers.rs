@@ -54,6 +54,23 @@ impl<R, E> RateLimitLayer<R, E> {
     /// });
     /// # let _ = layer;
     /// ```
+    ///
+    /// A function that returns `impl IntoResponse` needs `+ use<>` from edition 2024 on: without it, the response would
+    /// borrow from the arguments.
+    ///
+    /// ```
+    /// use axum::{http::request::Parts, response::IntoResponse};
+    /// use sluicegate::middleware::Rejection;
+    /// # use sluicegate::{MemoryStore, RateLimitLayer};
+    /// # let layer = RateLimitLayer::new(MemoryStore::new());
+    ///
+    /// fn denied(rejection: &Rejection, _head: &Parts) -> impl IntoResponse + use<> {
+    ///     (rejection.status(), "please slow down")
+    /// }
+    ///
+    /// let layer = layer.reject_with(denied);
+    /// # let _ = layer;
+    /// ```
     #[cfg(feature = "axum")]
     pub fn reject_with<F, T>(self, handler: F) -> RateLimitLayer<AxumRejection<F>, E>
     where
@@ -63,12 +80,13 @@ impl<R, E> RateLimitLayer<R, E> {
         self.rejection(AxumRejection::new(handler))
     }
 
-    /// Like [`reject_with`](Self::reject_with), for the rejections with [status](crate::middleware::Rejection::status) 429 alone: a
-    /// request that a limit denies, or without a slot, and a client with a ban or a pause (feature `axum`).
+    /// Like [`reject_with`](Self::reject_with), for requests that a limit denies, and the others with
+    /// [status](crate::middleware::Rejection::status) 429: without a slot, or of a client with a ban or a pause (feature
+    /// `axum`). A cost that can never fit is a 413; `rejection.status()` tells.
     ///
     /// All others keep the response that the layer has when you call this, by default
-    /// [`ProblemJson`](crate::middleware::ProblemJson): a missing key, a deny list, an operator's block, a cost that can
-    /// never fit, a request without a slot if that is a 503, and a store that cannot decide. So do gRPC calls.
+    /// [`ProblemJson`](crate::middleware::ProblemJson): a missing key, a deny list, an operator's block, a request
+    /// without a slot if that is a 503, and a store that cannot decide. So do gRPC calls.
     ///
     /// ```
     /// use axum::{Json, Router, body::Body, http::Request, routing::get};
@@ -106,8 +124,9 @@ impl<R, E> RateLimitLayer<R, E> {
     {
         let (denied, others) = (AxumRejection::new(handler), self.shared.rejection.clone());
         self.rejection(move |rejection: &Rejection, head: &Parts| {
-            let is_429 = rejection.status() == StatusCode::TOO_MANY_REQUESTS;
-            if is_429 && grpc_answer::answered_type(head).is_none() {
+            let is_denied = matches!(rejection, Rejection::Denied(_))
+                || rejection.status() == StatusCode::TOO_MANY_REQUESTS;
+            if is_denied && grpc_answer::answered_type(head).is_none() {
                 denied.make_rejection(rejection, head)
             } else {
                 others.make_rejection(rejection, head)
@@ -121,6 +140,40 @@ impl<R, E> RateLimitLayer<R, E> {
     ///
     /// With layers around each other, set this on any one that decides about the request. A layer that only [looks
     /// up](Self::deny_blocked) blocks makes no decision about requests that pass.
+    ///
+    /// From them, a layer around this one writes headers under names of your own:
+    ///
+    /// ```
+    /// use axum::{Router, body::Body, http::Request, middleware::map_response, response::Response, routing::get};
+    /// use sluicegate::{Key, MemoryStore, Policy, RateLimitLayer, middleware::{Decisions, HeaderStyle}};
+    /// use tower::ServiceExt;
+    ///
+    /// async fn show(mut response: Response) -> Response {
+    ///     let decisions = response.extensions().get::<Decisions>();
+    ///     let usage = decisions.and_then(|it| it.by_policy("calls")).map(|it| it.usage());
+    ///     if let Some(rule) = usage.and_then(|it| it.rules().next()) {
+    ///         let left = rule.remaining().into();
+    ///         response.headers_mut().insert("acme-calls-left", left);
+    ///     }
+    ///     response
+    /// }
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+    /// let layer = RateLimitLayer::new(MemoryStore::new())
+    ///     .limit(Policy::parse("calls", "9/1h")?, Key::new("user", "alice"))
+    ///     .headers(HeaderStyle::NONE)
+    ///     .decisions_in_response();
+    /// let app: Router = Router::new()
+    ///     .route("/", get(async || "hello"))
+    ///     .layer(layer)
+    ///     .layer(map_response(show));
+    ///
+    /// let response = app.oneshot(Request::get("/").body(Body::empty())?).await?;
+    /// assert_eq!(response.headers()["acme-calls-left"], "8");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # }).unwrap();
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     pub fn decisions_in_response(self) -> Self {
         self.change(|settings| settings.decisions_in_response = true)
     }

@@ -54,10 +54,9 @@ impl<R, E> RateLimitLayer<R, E> {
     /// You write one closure for all limits, like the final cost in [`settle`](Self::settle), so that all costs are in
     /// one place. If a limit chooses among policies, the closure gets the chosen one. A [route's
     /// weight](crate::middleware::Route::weight) multiplies the result. Under a [concurrency policy](crate::Rule::concurrent),
-    /// a request holds one slot at any cost. The body is not read yet: if your cost depends on the body,
-    /// check in the handler, and respond with [`Rejection::response`].
-    ///
-    /// [`Rejection::response`]: crate::middleware::Rejection::response
+    /// a request holds one slot at any cost. The body is not read yet: if your cost stands in the body, put a
+    /// [`ReadBodyLayer`](crate::middleware::ReadBodyLayer) around this layer. You get one warning if the first 1 000
+    /// charges are all 0, unless a layer settles or meters them.
     ///
     /// A cost above a limit can never fit: the response is a 413 without a `Retry-After`. A limit of 0 denies every
     /// cost above 0, with a 429 and without a `Retry-After`. Use

@@ -8,11 +8,12 @@ use std::{
 };
 
 use bytes::{Buf, BufMut, Bytes};
+use http::StatusCode;
 use http_body::Body;
 use http_body_util::LengthLimitError;
 use tokio::time::{Sleep, sleep};
 
-use super::refusal::Refusal;
+use crate::middleware::respond::BodyError;
 
 pub(super) type BoxError = Box<dyn Error + Send + Sync>;
 
@@ -44,7 +45,7 @@ impl Collecting {
         &mut self,
         mut body: Pin<&mut B>,
         cx: &mut Context<'_>,
-    ) -> Poll<Result<Bytes, Refusal>>
+    ) -> Poll<Result<Bytes, BodyError>>
     where
         B: Body<Error: Into<BoxError>>,
     {
@@ -54,7 +55,8 @@ impl Collecting {
                     .timer
                     .get_or_insert_with(|| Box::pin(sleep(self.time_limit)));
                 ready!(timer.as_mut().poll(cx));
-                return Poll::Ready(Err(Refusal::Slow));
+                let slow = "The body took too long.";
+                return Poll::Ready(Err(BodyError::of(StatusCode::REQUEST_TIMEOUT, slow)));
             };
             match frame {
                 Some(Ok(frame)) => {
@@ -72,10 +74,10 @@ impl Collecting {
         }
     }
 
-    fn add(&mut self, mut data: impl Buf) -> Result<(), Refusal> {
+    fn add(&mut self, mut data: impl Buf) -> Result<(), BodyError> {
         let length = data.remaining();
         if length > self.most - self.first.len().max(self.all.len()) {
-            return Err(Refusal::TooLarge(self.most));
+            return Err(too_large(self.most));
         }
         if self.first.is_empty() && self.all.is_empty() {
             self.first = data.copy_to_bytes(length); // no copy, of `Bytes`
@@ -98,13 +100,19 @@ impl Collecting {
     }
 }
 
+pub(super) fn too_large(most: usize) -> BodyError {
+    let detail = format!("The body has more than {most} bytes.");
+    BodyError::of(StatusCode::PAYLOAD_TOO_LARGE, detail)
+}
+
 /// A layer outside may bound bodies, too.
-fn why(mut error: &(dyn Error + 'static)) -> Refusal {
+fn why(mut error: &(dyn Error + 'static)) -> BodyError {
     while !error.is::<LengthLimitError>() {
         let Some(source) = error.source() else {
-            return Refusal::BrokenOff;
+            return BodyError::new("The body broke off.");
         };
         error = source;
     }
-    Refusal::CutOff
+    let detail = "The body has too many bytes.";
+    BodyError::of(StatusCode::PAYLOAD_TOO_LARGE, detail)
 }

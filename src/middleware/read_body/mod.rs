@@ -1,16 +1,18 @@
 //! [`ReadBodyLayer`]: reads the bodies of requests, for limits and costs that depend on them.
 
 mod collecting;
-mod refusal;
 mod service;
 
 use std::{fmt, ops::Deref, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, header, request::Parts};
+use http::request::Parts;
 use tower_layer::Layer;
 
-pub use self::{refusal::BodyError, service::ReadBody};
+pub use self::service::ReadBody;
+#[cfg(feature = "axum")]
+use super::respond::{AxumRejection, Rejection};
+use super::respond::{BodyError, ProblemJson};
 
 #[doc(hidden)]
 pub use self::service::ReadBodyFuture;
@@ -27,7 +29,7 @@ const TIME_LIMIT: Duration = Duration::from_secs(10);
 /// The layer takes axum's body as it is, and any other that implements `From<Bytes>`. For hyper, convert hyper's `Incoming`
 /// outside: `ServiceBuilder::new().map_request(|request: Request<Incoming>| request.map(axum::body::Body::new))`.
 ///
-/// | the request | the response, as `application/problem+json` |
+/// | the request | the response, by default as `application/problem+json` |
 /// |---|---|
 /// | has more bytes than you allow, or than a layer outside does | 413, before the body is read if the head says so |
 /// | has a `Content-Encoding`, so that the bytes mean something else | 415 |
@@ -35,7 +37,7 @@ const TIME_LIMIT: Duration = Duration::from_secs(10);
 /// | breaks off, or has another length than its head says | 400 |
 /// | is slower than the [time limit](Self::time_limit) | 408 |
 ///
-/// None of these is charged. Trailers of a body that is read are dropped.
+/// None of these is charged; [`rejection`](Self::rejection) sets another form. Trailers of a body that is read are dropped.
 ///
 /// The layer is always ready. It first reads the body and then waits until the inner service is ready, so that a slow
 /// client holds no place there.
@@ -56,7 +58,7 @@ const TIME_LIMIT: Duration = Duration::from_secs(10);
 /// let by_address = RateLimitLayer::new(limiter.clone()).limit(Policy::parse("ip", "60/1m")?, PeerIp);
 /// let words = RateLimitLayer::new(limiter)
 ///     .limit(Policy::parse("words", "10000/1h")?, Header::new("x-user"))
-///     .cost(|head, _| ParsedBody::<Words>::of(head).map_or(1, |words| words.0));
+///     .cost(|head, _| ParsedBody::<Words>::of(head).map_or(u64::MAX, |words| words.0));
 /// let read = ReadBodyLayer::new(65_536, |_: &Parts, body| match std::str::from_utf8(body) {
 ///     Ok(text) => Ok(Words(text.split_whitespace().count() as u64)),
 ///     Err(_) => Err(BodyError::new("The body is not UTF-8.")),
@@ -69,15 +71,17 @@ const TIME_LIMIT: Duration = Duration::from_secs(10);
 /// # let _ = app;
 /// # Ok::<(), sluicegate::error::ConfigError>(())
 /// ```
-pub struct ReadBodyLayer<T> {
-    shared: Arc<Shared<T>>,
+#[must_use]
+pub struct ReadBodyLayer<T, M = ProblemJson> {
+    shared: Arc<Shared<T, M>>,
 }
 
-struct Shared<T> {
+struct Shared<T, M> {
     most: usize,
     time_limit: Duration,
     only: Option<Arc<Only>>,
     parse: Arc<Parse<T>>,
+    rejection: Arc<M>,
 }
 
 type Only = dyn Fn(&Parts) -> bool + Send + Sync;
@@ -97,7 +101,6 @@ impl<T: Send + Sync + 'static> ParsedBody<T> {
 impl ReadBodyLayer<()> {
     /// Creates a layer that reads bodies of at most `most` bytes. `parse` gets the head and all bytes, and returns a
     /// value, or an error that is shown to the client.
-    #[must_use]
     pub fn new<T>(
         most: usize,
         parse: impl Fn(&Parts, &Bytes) -> Result<T, BodyError> + Send + Sync + 'static,
@@ -108,6 +111,7 @@ impl ReadBodyLayer<()> {
                 time_limit: TIME_LIMIT,
                 only: None,
                 parse: Arc::new(parse),
+                rejection: Arc::default(),
             }),
         }
     }
@@ -129,12 +133,11 @@ impl ReadBodyLayer<()> {
     /// let read = ReadBodyLayer::json::<Chat>(1 << 20);
     /// let tokens = RateLimitLayer::new(MemoryStore::new())
     ///     .limit(Policy::parse("tokens", "100000/1d")?, Header::new("x-user"))
-    ///     .cost(|head, _| ParsedBody::<Chat>::of(head).map_or(0, |chat| chat.max_tokens));
+    ///     .cost(|head, _| ParsedBody::<Chat>::of(head).map_or(u64::MAX, |chat| chat.max_tokens));
     /// # let _ = (read, tokens);
     /// # Ok::<(), sluicegate::error::ConfigError>(())
     /// ```
     #[cfg(feature = "json")]
-    #[must_use]
     pub fn json<T: serde::de::DeserializeOwned>(most: usize) -> ReadBodyLayer<T> {
         Self::new(most, |_, body| {
             serde_json::from_slice(body).map_err(|error| BodyError::of_json(&error))
@@ -142,9 +145,8 @@ impl ReadBodyLayer<()> {
     }
 }
 
-impl<T> ReadBodyLayer<T> {
+impl<T, M> ReadBodyLayer<T, M> {
     /// Sets for how long a body may take. The default is 10 s.
-    #[must_use]
     pub fn time_limit(self, limit: Duration) -> Self {
         self.change(|shared| shared.time_limit = limit)
     }
@@ -153,46 +155,81 @@ impl<T> ReadBodyLayer<T> {
     /// pass as they are. The default is to read all.
     ///
     /// Leave nothing out that the inner service accepts: a limit that needs the body does not see the others.
-    #[must_use]
     pub fn only(self, reads: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
         self.change(|shared| shared.only = Some(Arc::new(reads)))
     }
 
-    fn change(self, change: impl FnOnce(&mut Shared<T>)) -> Self {
-        let mut shared = Shared {
-            most: self.shared.most,
-            time_limit: self.shared.time_limit,
-            only: self.shared.only.clone(),
-            parse: Arc::clone(&self.shared.parse),
-        };
-        change(&mut shared);
-        Self {
-            shared: Arc::new(shared),
+    /// Sets the responses to requests whose body cannot be read, with a
+    /// [`MakeRejection`](crate::middleware::MakeRejection) as
+    /// [`RateLimitLayer::rejection`](crate::RateLimitLayer::rejection) takes one: that of the limit, or another. It gets
+    /// [`Rejection::Unread`](crate::middleware::Rejection::Unread).
+    ///
+    /// ```
+    /// # #[cfg(feature = "json")] {
+    /// use sluicegate::middleware::{OpenAiJson, ReadBodyLayer};
+    ///
+    /// let read = ReadBodyLayer::json::<serde_json::Value>(1 << 20).rejection(OpenAiJson);
+    /// # let _ = read;
+    /// # }
+    /// ```
+    pub fn rejection<N>(self, make: N) -> ReadBodyLayer<T, N> {
+        ReadBodyLayer {
+            shared: Arc::new(self.shared.with(Arc::new(make))),
         }
+    }
+
+    /// Sets these responses with an axum handler, as [`RateLimitLayer::reject_with`](crate::RateLimitLayer::reject_with)
+    /// does (feature `axum`).
+    #[cfg(feature = "axum")]
+    pub fn reject_with<F, A>(self, handler: F) -> ReadBodyLayer<T, AxumRejection<F>>
+    where
+        F: Fn(&Rejection, &Parts) -> A,
+        A: axum::response::IntoResponse,
+    {
+        self.rejection(AxumRejection::new(handler))
+    }
+
+    fn change(mut self, change: impl FnOnce(&mut Shared<T, M>)) -> Self {
+        change(Arc::make_mut(&mut self.shared));
+        self
     }
 }
 
-impl<T> Shared<T> {
+impl<T, M> Shared<T, M> {
+    /// The same settings with other responses.
+    fn with<N>(&self, rejection: Arc<N>) -> Shared<T, N> {
+        Shared {
+            most: self.most,
+            time_limit: self.time_limit,
+            only: self.only.clone(),
+            parse: self.parse.clone(),
+            rejection,
+        }
+    }
+
     fn reads(&self, head: &Parts) -> bool {
         self.only.as_ref().is_none_or(|only| only(head))
     }
 }
 
-/// Whether the bytes of a body are its content.
-fn is_plain(headers: &HeaderMap) -> bool {
-    let mut codings = headers.get_all(header::CONTENT_ENCODING).iter();
-    codings.all(|coding: &HeaderValue| coding.as_bytes().eq_ignore_ascii_case(b"identity"))
-}
+impl<S, T, M> Layer<S> for ReadBodyLayer<T, M> {
+    type Service = ReadBody<S, T, M>;
 
-impl<S, T> Layer<S> for ReadBodyLayer<T> {
-    type Service = ReadBody<S, T>;
-
-    fn layer(&self, inner: S) -> ReadBody<S, T> {
-        ReadBody::new(inner, Arc::clone(&self.shared))
+    fn layer(&self, inner: S) -> ReadBody<S, T, M> {
+        ReadBody {
+            inner,
+            shared: Arc::clone(&self.shared),
+        }
     }
 }
 
-impl<T> Clone for ReadBodyLayer<T> {
+impl<T, M> Clone for Shared<T, M> {
+    fn clone(&self) -> Self {
+        self.with(self.rejection.clone())
+    }
+}
+
+impl<T, M> Clone for ReadBodyLayer<T, M> {
     fn clone(&self) -> Self {
         Self {
             shared: Arc::clone(&self.shared),
@@ -200,7 +237,7 @@ impl<T> Clone for ReadBodyLayer<T> {
     }
 }
 
-impl<T> fmt::Debug for ReadBodyLayer<T> {
+impl<T, M> fmt::Debug for ReadBodyLayer<T, M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let shared = &self.shared;
         f.debug_struct("ReadBodyLayer")

@@ -19,6 +19,7 @@ use super::{MakeRejection, Rejection, grpc_answer};
 /// |---|---|---|
 /// | denied | `RESOURCE_EXHAUSTED` | `grpc-retry-pushback-ms`, at most 24 days, negative if it can never pass; with the feature `tonic`, in the details `RetryInfo`, and `QuotaFailure` with the names and rules of the violated quotas |
 /// | no key | `UNAUTHENTICATED`; if malformed, `INVALID_ARGUMENT`; if misconfigured, `INTERNAL` | the message names the metadata key, such as `x-api-key`, if the client is the cause |
+/// | a body that could not be read | `INVALID_ARGUMENT` | the message says why |
 /// | on a deny list, or blocked | `PERMISSION_DENIED` | |
 /// | banned | `RESOURCE_EXHAUSTED` | as denied, without `QuotaFailure` |
 /// | no slot, if [configured](crate::RateLimitLayer::unavailable_without_slot) | `UNAVAILABLE` | as denied |

@@ -44,6 +44,7 @@ fn headers(rejection: &Rejection, head: &Parts) -> Option<HeaderMap> {
         Rejection::MissingKey(error) if rejection.status().is_client_error() => {
             Cow::Owned(error.to_string().replace('%', "%25"))
         }
+        Rejection::Unread(error) => Cow::Owned(error.to_string().replace('%', "%25")),
         _ => Cow::Borrowed(reason),
     };
     // A message of your service may have other characters than gRPC allows.
@@ -88,6 +89,7 @@ fn status(rejection: &Rejection) -> (u16, &'static str) {
         (Rejection::MissingKey(error), _) if error.kind() == ExtractErrorKind::Missing => {
             (UNAUTHENTICATED, "the request does not identify its client")
         }
+        (Rejection::Unread(_), _) => (INVALID_ARGUMENT, "the body cannot be read"),
         (_, StatusCode::TOO_MANY_REQUESTS) => (RESOURCE_EXHAUSTED, "blocked for a time"),
         (_, StatusCode::UNAUTHORIZED) => (UNAUTHENTICATED, "the client has to authenticate"),
         (_, StatusCode::BAD_REQUEST) => (INVALID_ARGUMENT, "the identity cannot be read"),

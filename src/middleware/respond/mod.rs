@@ -2,6 +2,7 @@
 
 #[cfg(feature = "axum")]
 mod axum;
+mod body_error;
 mod decisions;
 mod draft11;
 mod grpc;
@@ -16,13 +17,13 @@ mod single_rule;
 
 #[cfg(feature = "axum")]
 pub use self::axum::AxumRejection;
+pub use body_error::BodyError;
 pub use decisions::Decisions;
 pub use grpc::{Grpc, StatusOnly};
 pub use headers::{EXPOSED_HEADERS, HeaderStyle};
 pub(super) use headers::{Headers, is_denial};
 pub use openai::OpenAiJson;
 pub use problem::ProblemJson;
-pub(super) use problem::plain_problem;
 pub use rejection::{MakeRejection, Rejection};
 pub(super) use responder::Answers;
 pub(super) use single_rule::Shown;

@@ -23,7 +23,7 @@ const ROOM: usize = 256;
 ///
 /// For a denial, the body names the violated quotas like `RateLimit-Policy`, and says so if the request can never pass.
 /// For a 400 or a 401, `detail` is the message of the [error](crate::error::ExtractError), which names the missing
-/// header or cookie, but never a key. `HEAD` gets no body, but the content length of a `GET`. gRPC calls get a response
+/// header or cookie, but never a key; for a body that could not be read, that of the [`BodyError`](super::BodyError). `HEAD` gets no body, but the content length of a `GET`. gRPC calls get a response
 /// as from [`Grpc`](super::Grpc).
 ///
 /// ```json
@@ -83,18 +83,6 @@ impl<B: From<String>> MakeRejection<B> for ProblemJson {
         let status = self.status(rejection);
         answer_with(problem(rejection, status), PROBLEM, status, head)
     }
-}
-
-/// A problem without a type of its own. The text may have any characters.
-pub(in crate::middleware) fn plain_problem<B: From<String>>(
-    status: StatusCode,
-    text: &str,
-    head: &Parts,
-) -> Response<B> {
-    let title = status.canonical_reason().unwrap_or_default();
-    let text = Some(Cow::Owned(text.to_owned()));
-    let json = beginning(status, ["about:blank", ""], title, text) + "}";
-    answer_with(json, PROBLEM, status, head)
 }
 
 /// The response with this body, or without for a `HEAD`.
@@ -175,6 +163,7 @@ pub(super) fn detail(rejection: &Rejection, status: StatusCode) -> Option<Cow<'s
         Rejection::MissingKey(error) if status.is_client_error() => {
             return Some(error.to_string().into());
         }
+        Rejection::Unread(error) => return Some(error.to_string().into()),
         Rejection::Denied(denial) | Rejection::NoSlot(denial) => match denial.retry_after() {
             Some(_) => return None,
             None if is_too_large(denial) => {

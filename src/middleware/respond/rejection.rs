@@ -6,7 +6,7 @@ use http::{Response, StatusCode, request::Parts};
 
 #[cfg(doc)]
 use super::StatusOnly;
-use super::draft11::item_name;
+use super::{BodyError, draft11::item_name};
 use crate::domain::{
     block::BlockedBy,
     decision::{Blocked, Denial},
@@ -38,13 +38,16 @@ pub enum Rejection {
     Blocked(Blocked),
     /// The store could not decide and the failure policy is `Closed`, or an extractor returned too many keys.
     Undecided(StoreError),
+    /// A [`ReadBodyLayer`](crate::middleware::ReadBodyLayer) could not read or parse the body.
+    Unread(BodyError),
 }
 
 impl Rejection {
     /// Returns the status: 429 for a denial, a ban or a pause, 413 for a cost that can never fit a limit, 403 for a
     /// deny list or an operator's block, 400 if the request does not identify its client, 401 if the client must
     /// authenticate for that, 503 for [`NoSlot`](Self::NoSlot) and if the service cannot identify the client or decide,
-    /// and 500 if the service is [misconfigured](ExtractErrorKind::Misconfigured) or the layer made an invalid check.
+    /// and 500 if the service is [misconfigured](ExtractErrorKind::Misconfigured) or the layer made an invalid check. For a
+    /// body, see [`ReadBodyLayer`](crate::middleware::ReadBodyLayer).
     ///
     /// A cost that can never fit is not a 429: without a `Retry-After`, clients would repeat the request at once. A
     /// limit of 0 denies every request, however small: a 429 without a `Retry-After`, because no request is too large,
@@ -68,6 +71,7 @@ impl Rejection {
                 StatusCode::INTERNAL_SERVER_ERROR
             }
             Self::NoSlot(_) | Self::Undecided(_) => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Unread(error) => error.status,
         }
     }
 }
@@ -83,6 +87,7 @@ impl fmt::Display for Rejection {
                 denial.retry_after()
             }
             Self::MissingKey(error) => return error.fmt(f),
+            Self::Unread(error) => return error.fmt(f),
             Self::OnDenyList => return f.write_str("on a deny list"),
             Self::Blocked(blocked) => {
                 write!(f, "blocked (source: {})", blocked.block().source().as_str())?;

@@ -226,6 +226,11 @@ impl Drop for Admitted {
 }
 
 impl AtEnd {
+    /// Whether costs can change at the end.
+    pub(in crate::middleware) fn settles(&self) -> bool {
+        self.meters_all || !self.metered.is_empty() || self.cost_of.is_some()
+    }
+
     /// The final cost; `None` if the handler and the response left it open.
     fn cost(&self, end: &ResponseEnd, readings: &Readings, charge: &Charge) -> Option<u64> {
         let policy = charge.policy().name();
