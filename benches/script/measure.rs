@@ -183,7 +183,7 @@ fn prefix(name: &str) -> String {
 /// A call with `checks` checks of one key.
 fn checks(store: &RedisStore, name: &str, checks: usize, rules: &[Rule]) -> Result<Case, Error> {
     let policies = vec![Policy::new("p", rules.iter().copied())?];
-    let store = store.clone().prefix(&prefix(name));
+    let store = store.clone().prefix(prefix(name));
     let blocks = Blocks::Unread;
     Ok(case(
         name,
@@ -204,7 +204,7 @@ fn enforcing(mut case: Case, how: Blocks) -> Case {
         } else {
             ", enforcing blocks"
         };
-        *store = store.clone().prefix(&prefix(&case.name));
+        *store = store.clone().prefix(prefix(&case.name));
         *blocks = how;
     }
     case
@@ -222,7 +222,7 @@ fn keys(store: &RedisStore, count: usize, denied: bool) -> Result<Case, Error> {
         policies[count - 1] = Policy::new("p", denied_by_the_last())?;
     }
     // A prefix for each case, so that no case finds counts of another.
-    let store = store.clone().prefix(&prefix(&name));
+    let store = store.clone().prefix(prefix(&name));
     let blocks = Blocks::Unread;
     Ok(case(
         name,

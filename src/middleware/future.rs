@@ -17,7 +17,7 @@ use tower_service::Service;
 use super::{
     admit::{Admission, Pass},
     respond::{Decisions, MakeRejection},
-    response_end::{AtHead, Ending, Follow},
+    response_end::{AtHead, Follow, RequestGuard},
     shared::{Settings, Shared},
 };
 use crate::domain::decision::Decision;
@@ -49,7 +49,7 @@ pin_project! {
             response: F,
             admitted: Option<Decisions>,
             // Dropped after the handler's future, whose destructors may still meter, and use the slot.
-            ending: Option<Ending>,
+            ending: Option<RequestGuard>,
         },
         Settling {
             unsettled: Option<Box<Unsettled<T>>>,
@@ -69,7 +69,7 @@ struct Undecided<S, B> {
 struct Unsettled<T> {
     response: T,
     admitted: Decisions,
-    ending: Ending,
+    ending: RequestGuard,
 }
 
 impl<S, B, R, E, T> ResponseFuture<S, B, R, E>
@@ -177,7 +177,7 @@ fn answered<T>(
     settings: &Settings,
     mut response: Response<T>,
     admitted: &mut Option<Decisions>,
-    ending: &mut Option<Ending>,
+    ending: &mut Option<RequestGuard>,
 ) -> Result<Response<T>, Box<Unsettled<Response<T>>>> {
     let mut settles = false;
     if let (Some(cost_of), Some(ending)) = (&settings.settles, ending.as_mut()) {

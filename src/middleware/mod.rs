@@ -62,6 +62,6 @@ pub use respond::{
     ProblemJson, Rejection, StatusOnly,
 };
 #[doc(hidden)]
-pub use response_end::{AtHead, Ending, Follow};
+pub use response_end::{AtHead, Follow, RequestGuard};
 pub use response_end::{EndOutcome, FollowedBody, ResponseEnd, ToBodyEnd};
 pub use service::RateLimit;

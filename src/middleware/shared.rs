@@ -10,7 +10,7 @@ use http::{Extensions, Method, Response, request::Parts, response};
 use super::{
     admit::{LayerConfig, PolicySelector},
     respond::{self, Answers, Decisions, HeaderStyle, MakeRejection, Rejection, Shown},
-    response_end::{AtEnd, Ending, Followed},
+    response_end::{AtEnd, Followed, RequestGuard},
 };
 use crate::{
     domain::{
@@ -136,8 +136,8 @@ impl Settings {
     /// Puts the decision into the extensions of a request, for the handler.
     pub(super) fn admit(&self, extensions: &mut Extensions, decision: Decision) -> Decisions {
         let settles = self.settles.is_some();
-        let passed_undecided = |nested: &Nested| nested.passed_undecided;
-        let may_be_outermost = settles && !extensions.get().is_some_and(passed_undecided);
+        let nested: Option<&Nested> = extensions.get();
+        let may_be_outermost = settles && !nested.is_some_and(|it| it.passed_undecided);
         let in_response = self.decisions_in_response;
         let mut admitted = Decisions::new(decision, in_response, may_be_outermost);
         // One look-up for the usual request, which has no outer layer.
@@ -164,7 +164,7 @@ impl Settings {
         head: &mut Parts,
         admitted: Option<&Decisions>,
         late: Option<&Usage>,
-    ) -> Option<Ending> {
+    ) -> Option<RequestGuard> {
         let usage = admitted.map(|admitted| admitted.innermost().usage());
         let usage = usage.or(late);
         let Some(at_end) = &self.at_end else {
@@ -199,10 +199,15 @@ impl Settings {
     /// The guard to the end of a response that is followed, or else to its head. Not inlined, because most requests need
     /// none.
     #[inline(never)]
-    fn guard_to(&self, followed: Option<Followed>, head: &mut Parts, usage: &Usage) -> Ending {
+    fn guard_to(
+        &self,
+        followed: Option<Followed>,
+        head: &mut Parts,
+        usage: &Usage,
+    ) -> RequestGuard {
         let slot = self.hold(usage, &mut head.extensions);
         let (limiter, usage) = (self.config.limiter.clone(), usage.clone());
-        Ending::new(limiter, usage, slot, followed, self.refunds_unanswered)
+        RequestGuard::new(limiter, usage, slot, followed, self.refunds_unanswered)
     }
 
     /// Holds the slots of an admitted request, if there are any, and lets the handler watch them. A layer that does not
@@ -228,9 +233,9 @@ impl Settings {
         let Some(cost) = extensions.get::<ActualCost>() else {
             return;
         };
-        let cost_is_seen = |nested: &Nested| nested.cost_is_seen;
+        let nested: Option<&Nested> = extensions.get();
         if let Some(admitted) = admitted.filter(|own| own.of_outermost)
-            && !extensions.get().is_some_and(cost_is_seen)
+            && !nested.is_some_and(|it| it.cost_is_seen)
             && let Some(unknown) = cost.names().find(|name| admitted.by_policy(name).is_none())
         {
             self.config.warn_of_unknown("ActualCost", unknown);

@@ -57,7 +57,7 @@ async fn store(cluster: &Cluster) -> RedisStore {
     static STORES: AtomicU32 = AtomicU32::new(0);
     let store = RedisStore::cluster(cluster.urls()).await.unwrap();
     let number = STORES.fetch_add(1, Ordering::Relaxed);
-    store.prefix(&format!("store-{number}"))
+    store.prefix(format!("store-{number}"))
 }
 
 /// An empty store, and a limiter over it that waits for as long as it takes, and calls it each time: these tests are

@@ -125,7 +125,7 @@ async fn primary_of_sentinels(rotations: u32) {
         let primary = format!("redis://limiter@{NAME}");
         let primary = rotating.server(primary, is_file);
         let store = RedisStore::sentinel(group.urls(), primary).await.unwrap();
-        let store = store.prefix(&format!("sluicegate:{is_file}"));
+        let store = store.prefix(format!("sluicegate:{is_file}"));
         rotating.decides(&store, &users(), rotations).await;
     }
 }
@@ -142,7 +142,7 @@ async fn cluster(rotations: u32) {
         let urls = cluster.urls().into_iter();
         let nodes = urls.map(|url| rotating.server(url.replace("//", "//limiter@"), is_file));
         let store = RedisStore::cluster(nodes).await.unwrap();
-        let store = store.prefix(&format!("sluicegate:{is_file}"));
+        let store = store.prefix(format!("sluicegate:{is_file}"));
         rotating.decides(&store, &users, rotations).await;
     }
 }

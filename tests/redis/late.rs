@@ -83,7 +83,7 @@ async fn a_server_that_is_late_counts_what_was_used_under_each_failure_policy() 
     for (number, (failure, expected)) in FAILURES.into_iter().enumerate() {
         for in_flight in [4, 0] {
             let store = connect(&server).await.in_flight(in_flight);
-            let store = store.prefix(&format!("late-{number}-{in_flight}"));
+            let store = store.prefix(format!("late-{number}-{in_flight}"));
             let stored = three_while_paused(&[&server], store, failure, &["alice"]).await;
             assert_eq!(stored, [expected], "{failure:?} {in_flight}");
         }
@@ -114,7 +114,7 @@ async fn two_slots_of_a_cluster_that_are_late_count_what_was_used() {
     let users = [at(0), at(1)];
     for (number, (failure, expected)) in FAILURES.into_iter().enumerate() {
         let store = RedisStore::cluster(cluster.urls()).await.unwrap();
-        let store = store.prefix(&format!("late-{number}"));
+        let store = store.prefix(format!("late-{number}"));
         let stored = three_while_paused(&nodes[..2], store, failure, &users).await;
         assert_eq!(stored, [expected; 2], "{failure:?}");
     }

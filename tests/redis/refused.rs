@@ -45,7 +45,7 @@ async fn a_write_that_the_server_refuses_fails_its_operation_alone_and_unsent() 
     let (server, _folder) = unable_to_save();
     let (one, slots) = (policy("p", "1/1h"), policy("s", "1/1h@concurrent"));
     for (set, [begin, end], code, is_elsewhere) in STATES {
-        let store = connect(&server).await.prefix(&code.to_lowercase());
+        let store = connect(&server).await.prefix(code.to_lowercase());
         let limiter = patient(store.clone()).count_denials(false);
         take(&limiter, &one, "alice").await;
         let slot = take(&limiter, &slots, "alice").await;

@@ -9,7 +9,7 @@ use std::{
 
 use http::request::Parts;
 
-use super::{CheckDraft, LayerConfig, check_draft::Drafted, look_ups::Found};
+use super::{CheckDraft, LayerConfig, check_draft::Drafted, look_ups::LookedUp};
 use crate::{
     domain::decision::{Decision, Usage},
     limiter::{Resolution, WhereOpen},
@@ -36,7 +36,7 @@ pub(in crate::middleware) enum Pass {
 /// ```
 pub(in crate::middleware) enum Admission {
     LookingUp {
-        look_ups: Pin<Box<dyn Future<Output = Vec<Found>> + Send>>,
+        look_ups: Pin<Box<dyn Future<Output = Vec<LookedUp>> + Send>>,
         draft: CheckDraft,
     },
     Deciding(MaybeReady<Resolution>),

@@ -4,7 +4,7 @@ use std::{borrow::Cow, sync::Arc};
 
 use http::request::Parts;
 
-use super::{ChargeSource, LayerConfig, Limit, PolicySelector, look_ups::Found};
+use super::{ChargeSource, LayerConfig, Limit, PolicySelector, look_ups::LookedUp};
 use crate::{
     domain::{
         charge::Charge,
@@ -106,7 +106,7 @@ impl CheckDraft {
     pub(super) fn charge_found(
         &mut self,
         config: &LayerConfig,
-        found: Vec<Found>,
+        found: Vec<LookedUp>,
         head: &Parts,
     ) -> Result<(), Rejection> {
         let is_looked_up = |limit: &&Limit| matches!(limit.source, ChargeSource::LookUp(_));
@@ -223,7 +223,7 @@ impl CheckDraft {
     fn charge_as_found(
         &mut self,
         config: &LayerConfig,
-        found: Found,
+        found: LookedUp,
         contributor: impl Fn() -> Option<Arc<Key>>,
     ) -> Result<(), Rejection> {
         let charges = match found {

@@ -5,8 +5,8 @@ use std::{sync::Arc, time::Duration};
 use http::request::Parts;
 
 use super::{
-    AccessLists, PolicySelector, Source,
-    look_ups::{self, Found},
+    AccessLists, PolicySelector, PolicySource,
+    look_ups::{self, LookedUp},
     warnings::Warnings,
 };
 use crate::{
@@ -47,7 +47,7 @@ pub(in crate::middleware) struct LayerConfig {
 /// One limit, and the extractor of the contributors, if any.
 #[derive(Clone)]
 pub(in crate::middleware) struct Limit {
-    pub(super) source: ChargeSource,
+    pub(in crate::middleware) source: ChargeSource,
     pub(in crate::middleware) contributor: Option<Arc<dyn KeyExtractor>>,
 }
 
@@ -80,25 +80,18 @@ impl LayerConfig {
         }
     }
 
-    pub(in crate::middleware) fn add_limit(&mut self, source: ChargeSource) {
-        self.looks_up |= matches!(source, ChargeSource::LookUp(_));
-        self.limits.push(Limit {
-            source,
-            contributor: None,
-        });
-    }
-
     /// Warns of a final cost for a policy that was not checked, if the layer has no such policy.
     #[cold]
     pub(in crate::middleware) fn warn_of_unknown(&self, setter: &str, name: &str) {
-        let depends = |selector: &PolicySelector| selector.sources().any(Source::depends);
-        if self.looks_up || self.selectors().any(depends) {
+        let all = self.selectors().flat_map(PolicySelector::sources);
+        // `None` if only a request says which policy is meant.
+        let known: Option<Vec<Policy>> = all.map(PolicySource::load).collect();
+        let Some(known) = known.filter(|_| !self.looks_up) else {
             return;
-        }
-        let known: Vec<Policy> = self.selectors().flat_map(PolicySelector::known).collect();
-        if !known.iter().any(|policy| policy.name() == name) {
-            self.warnings
-                .unknown_policy(setter, name, known.iter().map(Policy::name));
+        };
+        let names = || known.iter().map(Policy::name);
+        if names().all(|known| known != name) {
+            self.warnings.unknown_policy(setter, name, names());
         }
     }
 
@@ -130,7 +123,10 @@ impl LayerConfig {
     }
 
     /// Begins all look-ups of a request.
-    pub(super) fn look_up(&self, head: &Parts) -> impl Future<Output = Vec<Found>> + Send + use<> {
+    pub(super) fn look_up(
+        &self,
+        head: &Parts,
+    ) -> impl Future<Output = Vec<LookedUp>> + Send + use<> {
         let look_ups = self.limits.iter().filter_map(|limit| match &limit.source {
             ChargeSource::LookUp(look_up) => Some(look_up(head)),
             ChargeSource::FirstOf(_) => None,

@@ -10,10 +10,10 @@ use crate::{
 };
 
 /// The result of one look-up.
-pub(in crate::middleware) type Found = Result<Vec<Charge>, ExtractError>;
+pub(in crate::middleware) type LookedUp = Result<Vec<Charge>, ExtractError>;
 
 /// Waits for the look-ups of one request, each within the same time; the results are in their order.
-pub(super) async fn all(look_ups: Vec<ChargesFuture>, timeout: Duration) -> Vec<Found> {
+pub(super) async fn all(look_ups: Vec<ChargesFuture>, timeout: Duration) -> Vec<LookedUp> {
     let look_ups = look_ups.into_iter();
     let all = look_ups.map(|look_up| Box::pin(within(timeout, look_up)));
     let all_found = join_all(all.collect()).await.into_iter();

@@ -12,11 +12,10 @@ mod policy_selector;
 mod routes;
 mod warnings;
 
-use access_lists::AccessLists;
+pub(super) use access_lists::AccessLists;
 pub(super) use admission::{Admission, Pass};
 use check_draft::CheckDraft;
-use layer_config::Limit;
-pub(super) use layer_config::{Alternative, ChargeSource, LayerConfig};
-pub(super) use policy_selector::Source;
+pub(super) use layer_config::{Alternative, ChargeSource, LayerConfig, Limit};
+pub(super) use policy_selector::PolicySource;
 pub use policy_selector::{IntoPolicy, IntoPolicySelector, PolicySelector};
 pub use routes::{Route, Routes};

@@ -30,11 +30,6 @@ impl OtherRoutes {
     pub(super) fn all(&self) -> &[Template] {
         &self.0
     }
-
-    /// The newest route.
-    pub(super) fn newest(&self) -> &[Template] {
-        &self.0[self.0.len().saturating_sub(1)..]
-    }
 }
 
 impl Template {

@@ -54,12 +54,12 @@ use crate::domain::{
 /// # Ok::<(), sluicegate::error::ConfigError>(())
 /// ```
 #[derive(Clone)]
-pub struct PolicySelector(pub(in crate::middleware) Source);
+pub struct PolicySelector(pub(in crate::middleware) PolicySource);
 
 type ChoosePolicy = dyn Fn(&Parts) -> Result<Policy, ExtractError> + Send + Sync;
 
 #[derive(Clone)]
-pub(in crate::middleware) enum Source {
+pub(in crate::middleware) enum PolicySource {
     Fixed(Policy),
     Live(PolicyHandle),
     Closure(Arc<ChoosePolicy>),
@@ -67,40 +67,40 @@ pub(in crate::middleware) enum Source {
 }
 
 /// The policy of a request, and the factor of its cost; `None` if this limit does not apply.
-pub(super) type Choice<'a> = Option<(Cow<'a, Policy>, u64)>;
+pub(super) type Chosen<'a> = Option<(Cow<'a, Policy>, u64)>;
 
 impl PolicySelector {
     pub(super) fn choose(
         &self,
         head: &Parts,
         read: &mut PoliciesRead,
-    ) -> Result<Choice<'_>, ExtractError> {
+    ) -> Result<Chosen<'_>, ExtractError> {
         let policy = match &self.0 {
-            Source::Fixed(policy) => Cow::Borrowed(policy),
-            Source::Live(policy) => Cow::Owned(read.load(policy)),
-            Source::Closure(choose) => Cow::Owned(choose(head)?),
-            Source::Routes(routes) => return routes.choose(head, read),
+            PolicySource::Fixed(policy) => Cow::Borrowed(policy),
+            PolicySource::Live(policy) => Cow::Owned(read.load(policy)),
+            PolicySource::Closure(choose) => Cow::Owned(choose(head)?),
+            PolicySource::Routes(routes) => return routes.choose(head, read),
         };
         Ok(Some((policy, 1)))
     }
 
     /// The source of the policy, or those of all routes.
-    pub(super) fn sources(&self) -> Box<dyn Iterator<Item = &Source> + '_> {
+    pub(super) fn sources(&self) -> Box<dyn Iterator<Item = &PolicySource> + '_> {
         match &self.0 {
-            Source::Routes(routes) => Box::new(routes.sources()),
+            PolicySource::Routes(routes) => Box::new(routes.sources()),
             source => Box::new(iter::once(source)),
         }
     }
 
     /// All policies that are known before the first request.
     pub(in crate::middleware) fn known(&self) -> impl Iterator<Item = Policy> {
-        self.sources().filter_map(Source::load)
+        self.sources().filter_map(PolicySource::load)
     }
 
     /// The first error of a table of routes.
     pub(in crate::middleware) fn mistake(&self) -> Option<ConfigError> {
         match &self.0 {
-            Source::Routes(routes) => routes.mistake.clone(),
+            PolicySource::Routes(routes) => routes.mistake.clone(),
             _ => None,
         }
     }
@@ -114,19 +114,14 @@ impl PolicySelector {
     }
 }
 
-impl Source {
+impl PolicySource {
     /// The policy as it is now; `None` if it depends on the request.
-    fn load(&self) -> Option<Policy> {
+    pub(super) fn load(&self) -> Option<Policy> {
         match self {
             Self::Fixed(policy) => Some(policy.clone()),
             Self::Live(handle) => Some(handle.load()),
             Self::Closure(_) | Self::Routes(_) => None,
         }
-    }
-
-    /// Whether only a request says which policy is meant.
-    pub(super) const fn depends(&self) -> bool {
-        matches!(self, Self::Closure(_))
     }
 
     fn agrees_with(&self, other: &Self) -> Result<(), ConfigError> {
@@ -153,7 +148,7 @@ impl Source {
 
 impl From<Policy> for PolicySelector {
     fn from(policy: Policy) -> Self {
-        Self(Source::Fixed(policy))
+        Self(PolicySource::Fixed(policy))
     }
 }
 
@@ -166,7 +161,7 @@ impl From<&Policy> for PolicySelector {
 
 impl From<PolicyHandle> for PolicySelector {
     fn from(policy: PolicyHandle) -> Self {
-        Self(Source::Live(policy))
+        Self(PolicySource::Live(policy))
     }
 }
 
@@ -177,13 +172,13 @@ where
 {
     fn from(choose: F) -> Self {
         let choose = move |head: &Parts| choose(head).into_policy();
-        Self(Source::Closure(Arc::new(choose)))
+        Self(PolicySource::Closure(Arc::new(choose)))
     }
 }
 
 impl From<Routes> for PolicySelector {
     fn from(routes: Routes) -> Self {
-        Self(Source::Routes(Arc::new(routes)))
+        Self(PolicySource::Routes(Arc::new(routes)))
     }
 }
 
@@ -244,10 +239,10 @@ impl IntoPolicy for Result<Policy, ExtractError> {
 impl fmt::Debug for PolicySelector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
-            Source::Fixed(policy) => policy.fmt(f),
-            Source::Live(policy) => policy.fmt(f),
-            Source::Closure(_) => f.write_str("Closure"),
-            Source::Routes(routes) => routes.fmt(f),
+            PolicySource::Fixed(policy) => policy.fmt(f),
+            PolicySource::Live(policy) => policy.fmt(f),
+            PolicySource::Closure(_) => f.write_str("Closure"),
+            PolicySource::Routes(routes) => routes.fmt(f),
         }
     }
 }

@@ -10,7 +10,7 @@ use http::{Method, request::Parts};
 use super::{
     normal_path::normal_form,
     other_routes::{OtherRoutes, Template, around_capture, described},
-    policy_selector::{Choice, IntoPolicySelector, PolicySelector, Source},
+    policy_selector::{Chosen, IntoPolicySelector, PolicySelector, PolicySource},
 };
 use crate::{
     domain::{
@@ -125,7 +125,7 @@ impl Route {
         self
     }
 
-    fn choose(&self, head: &Parts, read: &mut PoliciesRead) -> Result<Choice<'_>, ExtractError> {
+    fn choose(&self, head: &Parts, read: &mut PoliciesRead) -> Result<Chosen<'_>, ExtractError> {
         let Some(selector) = &self.selector else {
             return Ok(None);
         };
@@ -199,7 +199,7 @@ impl Routes {
         &self,
         head: &Parts,
         read: &mut PoliciesRead,
-    ) -> Result<Choice<'_>, ExtractError> {
+    ) -> Result<Chosen<'_>, ExtractError> {
         let matched = matched_path(head);
         let found = match matched {
             Some(path) => self.find(&head.method, path),
@@ -211,7 +211,7 @@ impl Routes {
     }
 
     /// The sources of the policies of all routes.
-    pub(super) fn sources(&self) -> impl Iterator<Item = &Source> {
+    pub(super) fn sources(&self) -> impl Iterator<Item = &PolicySource> {
         let entries = self.by_path.values().flatten().map(|entry| &entry.route);
         let selectors = entries.chain([&self.default]);
         let selectors = selectors.filter_map(|route| route.selector.as_ref());
@@ -240,14 +240,8 @@ impl Routes {
 
     /// The entries that no request has met, each once, with the route that each is probably meant for.
     fn suspects(&self, others: &OtherRoutes, is_new: bool, requests: u32) -> Vec<String> {
-        // Older routes were compared when they were new.
-        let routes = match requests {
-            PROBABLE => others.all(),
-            _ if is_new => others.newest(),
-            _ => &[],
-        };
         let ends = requests == WATCHED;
-        if routes.is_empty() && !ends {
+        if !is_new && requests != PROBABLE && !ends {
             return Vec::new();
         }
         let mut suspects = Vec::new();
@@ -261,7 +255,7 @@ impl Routes {
             }
             let written = Template::of(path);
             let is_meant = |route: &&Template| route.is_meant(&written, requests >= PROBABLE);
-            let meant = routes.iter().find(is_meant);
+            let meant = others.all().iter().find(is_meant);
             if meant.is_none() && !ends {
                 continue;
             }

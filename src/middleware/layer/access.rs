@@ -7,7 +7,7 @@ use http::request::Parts;
 use super::RateLimitLayer;
 #[cfg(doc)]
 use crate::limiter::Limiter;
-use crate::{domain::key::Key, extract::KeyExtractor};
+use crate::{domain::key::Key, extract::KeyExtractor, middleware::admit::AccessLists};
 
 /// Exceptions, deny lists and blocks.
 impl<R, E> RateLimitLayer<R, E> {
@@ -17,7 +17,7 @@ impl<R, E> RateLimitLayer<R, E> {
     /// For a list of networks, use a closure that calls [`Cidr::contains`](crate::extract::Cidr::contains) with
     /// [`ForwardedIp::address`](crate::ForwardedIp::address).
     pub fn skip(self, skips: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
-        self.change(|settings| settings.config.access_lists.skipped.push(Arc::new(skips)))
+        self.lists(|lists| lists.skipped.push(Arc::new(skips)))
     }
 
     /// Skips keys, such as those on an allow list: no policy of this layer charges them.
@@ -27,13 +27,7 @@ impl<R, E> RateLimitLayer<R, E> {
     /// Other keys of the same request are still charged: a partner's skipped address does not free its user from the
     /// limit by API key. Use [`skip`](Self::skip) to let the whole request pass.
     pub fn skip_keys(self, skips: impl Fn(&Key) -> bool + Send + Sync + 'static) -> Self {
-        self.change(|settings| {
-            settings
-                .config
-                .access_lists
-                .skipped_keys
-                .push(Arc::new(skips))
-        })
+        self.lists(|lists| lists.skipped_keys.push(Arc::new(skips)))
     }
 
     /// Rejects requests with a 403, before any key is extracted or charged.
@@ -41,7 +35,7 @@ impl<R, E> RateLimitLayer<R, E> {
     /// This takes precedence over [`skip`](Self::skip). The response is made from
     /// [`Rejection::OnDenyList`](crate::middleware::Rejection::OnDenyList).
     pub fn deny(self, denies: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
-        self.change(|settings| settings.config.access_lists.denied.push(Arc::new(denies)))
+        self.lists(|lists| lists.denied.push(Arc::new(denies)))
     }
 
     /// Rejects requests with a 403 when an extractor returns a matching key, for instance one on a deny list. None of
@@ -50,13 +44,7 @@ impl<R, E> RateLimitLayer<R, E> {
     /// This takes precedence over [`skip_keys`](Self::skip_keys), but not over [`skip`](Self::skip): a skipped request
     /// has no extracted keys.
     pub fn deny_keys(self, denies: impl Fn(&Key) -> bool + Send + Sync + 'static) -> Self {
-        self.change(|settings| {
-            settings
-                .config
-                .access_lists
-                .denied_keys
-                .push(Arc::new(denies))
-        })
+        self.lists(|lists| lists.denied_keys.push(Arc::new(denies)))
     }
 
     /// Denies [blocked](crate::block#blocks) identities without limiting them: the keys that `extractor` finds join the
@@ -98,5 +86,9 @@ impl<R, E> RateLimitLayer<R, E> {
     /// [knows](crate::block#when-the-store-cannot-decide) the block.
     pub fn deny_blocked(self, extractor: impl KeyExtractor) -> Self {
         self.change(|settings| settings.config.deny_blocked.push(Arc::new(extractor)))
+    }
+
+    fn lists(self, change: impl FnOnce(&mut AccessLists)) -> Self {
+        self.change(|settings| change(&mut settings.config.access_lists))
     }
 }

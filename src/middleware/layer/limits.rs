@@ -85,10 +85,8 @@ impl<R, E> RateLimitLayer<R, E> {
         extractor: impl KeyExtractor,
     ) -> Result<Self, ConfigError> {
         let policy = self.without_mistake(policy.into_selector())?;
-        Ok(self.add_limit(ChargeSource::FirstOf(Arc::new([(
-            policy,
-            Arc::new(extractor),
-        )]))))
+        let alternative: Alternative = (policy, Arc::new(extractor));
+        Ok(self.add_limit(ChargeSource::FirstOf([alternative].into())))
     }
 
     /// Like [`charge_async`](Self::charge_async), without waiting: one closure reads the head once, and chooses the

@@ -12,7 +12,7 @@ mod access;
 use std::{fmt, marker::PhantomData, sync::Arc};
 
 use super::{
-    admit::{ChargeSource, PolicySelector},
+    admit::{ChargeSource, Limit, PolicySelector},
     respond::ProblemJson,
     response_end::{AtEnd, AtHead, ToBodyEnd},
     shared::{Settings, Shared},
@@ -32,7 +32,14 @@ pub struct RateLimitLayer<R = ProblemJson, E = AtHead> {
 
 impl<R, E> RateLimitLayer<R, E> {
     fn add_limit(self, source: ChargeSource) -> Self {
-        self.change(|settings| settings.config.add_limit(source))
+        self.change(|settings| {
+            settings.config.looks_up |= matches!(source, ChargeSource::LookUp(_));
+            let contributor = None;
+            settings.config.limits.push(Limit {
+                source,
+                contributor,
+            });
+        })
     }
 
     /// Checks the selector: its own errors, and policies that differ from another one of the same name.

@@ -12,7 +12,7 @@ use crate::{
         policy::Policy,
         rule::Rule,
     },
-    middleware::admit::{LayerConfig, PolicySelector, Source},
+    middleware::admit::{LayerConfig, PolicySelector, PolicySource},
 };
 
 pub(super) const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
@@ -78,11 +78,13 @@ impl Draft11 {
         let mut fixed = Vec::new();
         for alternatives in config.alternatives() {
             match alternatives {
-                [(PolicySelector(Source::Fixed(policy)), _)] => {
+                [(PolicySelector(PolicySource::Fixed(policy)), _)] => {
                     fixed.push(config.as_charged(policy.clone()));
                     continue;
                 }
-                [(PolicySelector(Source::Live(handle)), _)] => draft.handles.push(handle.clone()),
+                [(PolicySelector(PolicySource::Live(handle)), _)] => {
+                    draft.handles.push(handle.clone())
+                }
                 _ => {} // the list has only the alternative that was charged
             }
             draft.all_known = false;

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use http::{HeaderMap, HeaderName, Response, StatusCode, header};
+use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
 
 use super::{
     draft11::{self, Draft11},
     grpc_answer,
-    seconds::{retry_after, retry_after_date, retry_after_ms},
+    seconds::{milliseconds, retry_after, retry_after_date},
     single_rule::{self, Reset, Shown, SingleRule},
 };
 use crate::{
@@ -338,10 +338,7 @@ impl Headers {
                 let is_long = self.style.dates_from.is_some_and(|from| wait >= from);
                 let date = is_long.then(|| retry_after_date(wait)).flatten();
                 let value = date.unwrap_or_else(|| retry_after(wait));
-                headers.insert(header::RETRY_AFTER, value);
-                if self.style.retry_after_ms {
-                    headers.insert(RETRY_AFTER_MS, retry_after_ms(wait));
-                }
+                self.insert_wait(headers, value, wait);
             }
             // An inner layer may have set the headers, but this decision names no time.
             None => {
@@ -370,13 +367,16 @@ impl Headers {
 
     /// Adds the wait of a response without a decision, unless your response has one.
     pub(super) fn add_wait(&self, headers: &mut HeaderMap, wait: impl FnOnce() -> Duration) {
-        if headers.contains_key(header::RETRY_AFTER) {
-            return;
+        if !headers.contains_key(header::RETRY_AFTER) {
+            let wait = wait();
+            self.insert_wait(headers, retry_after(wait), wait);
         }
-        let wait = wait();
-        headers.insert(header::RETRY_AFTER, retry_after(wait));
+    }
+
+    fn insert_wait(&self, headers: &mut HeaderMap, value: HeaderValue, wait: Duration) {
+        headers.insert(header::RETRY_AFTER, value);
         if self.style.retry_after_ms {
-            headers.insert(RETRY_AFTER_MS, retry_after_ms(wait));
+            headers.insert(RETRY_AFTER_MS, milliseconds(wait).into());
         }
     }
 

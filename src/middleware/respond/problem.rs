@@ -123,8 +123,14 @@ fn problem(rejection: &Rejection, status: StatusCode) -> String {
         "" => "about:blank",
         _ => TYPES,
     };
-    let detail = detail(rejection, status);
-    let mut json = beginning(status, [types, kind], title, detail);
+    let mut json = String::with_capacity(ROOM);
+    json.extend([r#"{"type":""#, types, kind, r#"","title":""#, title]);
+    json.extend([r#"","status":"#, status.as_str()]);
+    if let Some(detail) = detail(rejection, status) {
+        json.push_str(r#","detail":""#);
+        push_escaped(&mut json, &detail);
+        json.push('"');
+    }
     if let Rejection::Denied(denial) | Rejection::NoSlot(denial) = rejection {
         json.push_str(r#","violated-policies":["#);
         for (index, (name, _)) in violated(denial).iter().enumerate() {
@@ -134,26 +140,6 @@ fn problem(rejection: &Rejection, status: StatusCode) -> String {
         json.push(']');
     }
     json.push('}');
-    json
-}
-
-fn beginning(
-    status: StatusCode,
-    [types, kind]: [&str; 2],
-    title: &str,
-    detail: Option<Cow<'static, str>>,
-) -> String {
-    let mut json = String::with_capacity(ROOM);
-    json.extend([r#"{"type":""#, types, kind, r#"","title":""#, title]);
-    json.extend([r#"","status":"#, status.as_str()]);
-    if let Some(detail) = detail {
-        json.push_str(r#","detail":""#);
-        match detail {
-            Cow::Borrowed(plain) => json.push_str(plain),
-            Cow::Owned(any) => push_escaped(&mut json, &any),
-        }
-        json.push('"');
-    }
     json
 }
 

@@ -17,11 +17,6 @@ pub(super) fn milliseconds(time: Duration) -> u64 {
     u64::try_from(ms).unwrap_or(u64::MAX)
 }
 
-/// The value of `retry-after-ms`.
-pub(super) fn retry_after_ms(wait: Duration) -> HeaderValue {
-    HeaderValue::from(milliseconds(wait))
-}
-
 /// The value of `Retry-After`. At least 1: clients treat 0 as "at once", or ignore the header.
 pub(in crate::middleware) fn retry_after(wait: Duration) -> HeaderValue {
     HeaderValue::from(seconds(wait).max(1))

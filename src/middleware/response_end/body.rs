@@ -11,7 +11,7 @@ use http::{StatusCode, response::Parts};
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
-use super::ending::{EndOutcome, Ending};
+use super::ending::{EndOutcome, RequestGuard};
 
 pin_project! {
     /// The body of a response that a [`RateLimitLayer`](crate::RateLimitLayer) follows to its end. Frames, trailers and
@@ -25,7 +25,7 @@ pin_project! {
     pub struct FollowedBody<B> {
         #[pin]
         inner: B,
-        ending: Option<Ending>,
+        ending: Option<RequestGuard>,
         // Ready when a slot is lost whose loss ends the body.
         lost: Option<Pin<Box<dyn Future<Output = ()> + Send + Sync>>>,
         is_cut_off: bool,
@@ -53,7 +53,7 @@ impl fmt::Display for SlotLost {
 impl Error for SlotLost {}
 
 impl<B: Body> FollowedBody<B> {
-    pub(super) fn new(head: &Parts, inner: B, mut ending: Option<Ending>) -> Self {
+    pub(super) fn new(head: &Parts, inner: B, mut ending: Option<RequestGuard>) -> Self {
         if let Some(ending) = &ending {
             ending.begin_body(head);
         }
@@ -62,13 +62,13 @@ impl<B: Body> FollowedBody<B> {
                 head.status,
                 StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED
             )
-            || ending.as_ref().is_some_and(Ending::answers_head);
+            || ending.as_ref().is_some_and(RequestGuard::answers_head);
         if has_no_frames {
             finish(&mut ending, EndOutcome::Complete);
         }
         Self {
             inner,
-            lost: ending.as_ref().and_then(Ending::loss),
+            lost: ending.as_ref().and_then(RequestGuard::loss),
             is_cut_off: false,
             ending,
         }
@@ -100,7 +100,7 @@ impl<B: Body + Default> Default for FollowedBody<B> {
 }
 
 /// Ends the response, unless it has ended.
-fn finish(ending: &mut Option<Ending>, outcome: EndOutcome) {
+fn finish(ending: &mut Option<RequestGuard>, outcome: EndOutcome) {
     if let Some(ending) = ending.take() {
         ending.end_body(outcome);
     }

@@ -1,4 +1,4 @@
-//! [`Ending`]: settles a request when its response has ended, however that happens.
+//! [`RequestGuard`]: settles a request when its response has ended, however that happens.
 
 use std::{
     fmt,
@@ -48,7 +48,7 @@ type Settling = Pin<Box<dyn Future<Output = Option<Usage>> + Send>>;
 ///
 /// The request ends when this is dropped, and all guards of its meter are.
 #[doc(hidden)]
-pub struct Ending {
+pub struct RequestGuard {
     pub(in crate::middleware) request: Arc<Admitted>,
     /// The settlement that the response waits for.
     settling: Option<Settling>,
@@ -74,7 +74,7 @@ pub(in crate::middleware) struct Followed {
     pub(in crate::middleware) answers_head: bool,
 }
 
-impl Ending {
+impl RequestGuard {
     pub(in crate::middleware) fn new(
         limiter: Limiter,
         usage: Usage,
@@ -346,8 +346,8 @@ impl fmt::Debug for ResponseEnd {
     }
 }
 
-impl fmt::Debug for Ending {
+impl fmt::Debug for RequestGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Ending").finish_non_exhaustive()
+        f.debug_struct("RequestGuard").finish_non_exhaustive()
     }
 }

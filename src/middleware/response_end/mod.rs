@@ -8,7 +8,7 @@ mod ending;
 
 pub use body::FollowedBody;
 pub(super) use ending::{AtEnd, Followed};
-pub use ending::{EndOutcome, Ending, ResponseEnd};
+pub use ending::{EndOutcome, RequestGuard, ResponseEnd};
 
 /// How far a layer follows its responses: [`AtHead`], the default, or [`ToBodyEnd`].
 ///
@@ -21,7 +21,7 @@ pub trait Follow<B> {
 
     /// Hands the response over to the caller.
     #[doc(hidden)]
-    fn follow(response: Response<B>, ending: Option<Ending>) -> Response<Self::Body>;
+    fn follow(response: Response<B>, ending: Option<RequestGuard>) -> Response<Self::Body>;
 }
 
 /// The layer is done with a response when it has the head; the body stays the service's own.
@@ -35,7 +35,7 @@ pub enum ToBodyEnd {}
 impl<B> Follow<B> for AtHead {
     type Body = B;
 
-    fn follow(response: Response<B>, _ending: Option<Ending>) -> Response<B> {
+    fn follow(response: Response<B>, _ending: Option<RequestGuard>) -> Response<B> {
         response
     }
 }
@@ -43,7 +43,7 @@ impl<B> Follow<B> for AtHead {
 impl<B: Body> Follow<B> for ToBodyEnd {
     type Body = FollowedBody<B>;
 
-    fn follow(response: Response<B>, ending: Option<Ending>) -> Response<FollowedBody<B>> {
+    fn follow(response: Response<B>, ending: Option<RequestGuard>) -> Response<FollowedBody<B>> {
         let (head, body) = response.into_parts();
         let body = FollowedBody::new(&head, body, ending);
         Response::from_parts(head, body)
