@@ -136,8 +136,8 @@ impl Settings {
     /// Puts the decision into the extensions of a request, for the handler.
     pub(super) fn admit(&self, extensions: &mut Extensions, decision: Decision) -> Decisions {
         let settles = self.settles.is_some();
-        let nested: Option<&Nested> = extensions.get();
-        let may_be_outermost = settles && !nested.is_some_and(|it| it.passed_undecided);
+        let passed_undecided = |nested: &Nested| nested.passed_undecided;
+        let may_be_outermost = settles && !extensions.get().is_some_and(passed_undecided);
         let in_response = self.decisions_in_response;
         let mut admitted = Decisions::new(decision, in_response, may_be_outermost);
         // One look-up for the usual request, which has no outer layer.

@@ -128,7 +128,10 @@ fn problem(rejection: &Rejection, status: StatusCode) -> String {
     json.extend([r#"","status":"#, status.as_str()]);
     if let Some(detail) = detail(rejection, status) {
         json.push_str(r#","detail":""#);
-        push_escaped(&mut json, &detail);
+        match detail {
+            Cow::Borrowed(plain) => json.push_str(plain),
+            Cow::Owned(any) => push_escaped(&mut json, &any),
+        }
         json.push('"');
     }
     if let Rejection::Denied(denial) | Rejection::NoSlot(denial) = rejection {
