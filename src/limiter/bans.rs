@@ -279,7 +279,7 @@ async fn call(caller: &Caller, operations: Vec<Operation>) -> Vec<Option<Reply>>
 }
 
 impl Strikes {
-    /// The charge of so many strikes, capped at the limit: more would change nothing.
+    /// Charges this many strikes, at most the limit: more would change nothing.
     fn check(&self, key: &Key, count: u64) -> Operation {
         let strikes = self.ban.strikes();
         let count = count.min(strikes.limit());

@@ -53,7 +53,7 @@ pub(crate) const UNDER: &str = "CostMeter::under";
 #[derive(Clone, Debug, Default)]
 pub struct CostMeter {
     pub(crate) readings: Readings,
-    /// What settles the readings when it is dropped: the guards of requests, one for each layer.
+    /// The guards of requests, one for each layer: a guard settles the readings when it is dropped.
     requests: Vec<Weak<Guard>>,
     /// That of the check that a handler has made, which ends with the last clone.
     check: Option<Arc<Guard>>,

@@ -316,7 +316,7 @@ impl Publisher {
     }
 }
 
-/// What a store says at once about publications.
+/// The answer of a store about publications, if the store gives one at once.
 fn asked_at_once(store: &dyn Store) -> Option<Result<Reply, StoreError>> {
     let answer = store.execute(Operation::Publish(Vec::new()));
     answer.into_ready().ok()

@@ -67,7 +67,7 @@ fn has_name(erased: &str) -> bool {
     segments.any(|segment| !matches!(segment, "" | "{}" | "{*}"))
 }
 
-/// What is around the only capture in a segment of a template, and the star of one that takes the rest of the path:
+/// The text around the only capture in a segment of a template, and the star of a capture of the rest of the path:
 /// `("v", "", ".json")` for `v{x}.json`.
 pub(super) fn around_capture(segment: &str) -> Option<(&str, &str, &str)> {
     let mut begin = segment.find('{')?;

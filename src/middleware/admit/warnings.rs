@@ -28,7 +28,7 @@ const MOST_OF_THEM: u32 = 90;
 /// those for Python above.
 const LEAST_IGNORED: Duration = Duration::from_secs(60);
 
-/// After so many charges of 0, a cost is probably read from where nothing is.
+/// If this many charges are all 0, the cost is probably read from the wrong place.
 const FREE: u32 = 1_000;
 
 /// More mistakes than a layer is likely to have.

@@ -82,7 +82,7 @@ impl<R, E> RateLimitLayer<R, E> {
 
     /// Like [`reject_with`](Self::reject_with), for requests that a limit denies, and the others with
     /// [status](crate::middleware::Rejection::status) 429: without a slot, or of a client with a ban or a pause (feature
-    /// `axum`). A cost that can never fit is a 413; `rejection.status()` tells.
+    /// `axum`). For a cost that can never fit, `rejection.status()` is 413.
     ///
     /// All others keep the response that the layer has when you call this, by default
     /// [`ProblemJson`](crate::middleware::ProblemJson): a missing key, a deny list, an operator's block, a request

@@ -23,7 +23,7 @@ pub mod clouds {
     #![doc = include_str!("../../../docs/guide/clouds.md")]
 }
 pub mod deploys {
-    //! What a deploy does to counts, blocks and quotas, and how to leave.
+    //! The effects of a deploy on counts, blocks and quotas, and how to leave.
     //!
     #![doc = include_str!("../../../docs/guide/deploys.md")]
 }
