@@ -13,9 +13,9 @@ use sluicegate::{
     block::Until,
     calendar::Period,
     manual_clock::ManualClock,
-    store::{Check, CheckBatch, Operation, Settlement, StoreExt},
+    store::{Check, CheckBatch, Operation, Settlement},
 };
-use support::redis::Server;
+use support::{redis::Server, store_ext::StoreExt};
 
 use crate::{
     crowded::crowded,

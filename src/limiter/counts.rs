@@ -255,9 +255,12 @@ mod tests {
 
     use super::*;
     use crate::{
-        domain::{denials::DeniedIdentity, operation::Operation},
+        domain::{
+            denials::DeniedIdentity,
+            operation::{Operation, answer_of},
+        },
         manual_clock::ManualClock,
-        store::{MemoryStore, Store, StoreExt},
+        store::{MemoryStore, Store},
     };
 
     const START_MS: u64 = 1_700_000_000_000;
@@ -426,7 +429,9 @@ mod tests {
                 assert!(total > 45_000, "{total}");
                 drop(store.execute(Operation::Report(reports)));
             }
-            let listed: Vec<DeniedIdentity> = store.denials().into_ready().ok().unwrap().unwrap();
+            let rankings = store.execute(Operation::Rankings(Account::Denials));
+            let rankings = rankings.read(answer_of!(Rankings)).into_ready();
+            let listed = DeniedIdentity::list(rankings.ok().unwrap().unwrap());
             assert_eq!(listed[0].identity(), "user=7");
             let (counted, truth) = (listed[0].last_minute(), second * FLOOD / 50);
             assert!(counted * 10 >= truth * 9, "{counted} of {truth}");

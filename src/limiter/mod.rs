@@ -42,12 +42,13 @@ use crate::{
         denials::DeniedIdentity,
         error::StoreError,
         key::Key,
+        operation::{Operation, answer_of},
         policy::Policy,
         report::{Account, Ranking},
         wanted::{COUNTS, NOTICES, OBSERVER},
     },
     observe::{CallInfo, CallKind, Observer},
-    store::{MemoryStore, Store, StoreExt, StoreFuture, ext},
+    store::{MemoryStore, Store, StoreFuture},
 };
 pub use crate::{background::Background, domain::ActualCost};
 use breaker::Breaker;
@@ -429,11 +430,12 @@ impl Limiter {
         // Read before the call: a remembered block must not outlast the store's.
         let now = Instant::now();
         let info = CallInfo::of(CallKind::Block, &[]);
-        let block = self
-            .inner
-            .caller
-            .ask(To::Store, info, |store| store.block(key, request));
-        let block = block.await?;
+        let block = |store: &dyn Store| {
+            let key = key.clone();
+            let block = store.execute(Operation::Block { key, request });
+            block.read(answer_of!(Block))
+        };
+        let block = self.inner.caller.ask(To::Store, info, block).await?;
         let refusals = &self.inner.memory.refusals;
         refusals.note_made(key, block, until.span(), now);
         Ok(block)
@@ -448,11 +450,11 @@ impl Limiter {
     pub async fn unblock(&self, key: &Key) -> Result<(), StoreError> {
         self.inner.jobs.strikes.forget(key);
         let info = CallInfo::of(CallKind::Unblock, &[]);
-        let result = self
-            .inner
-            .caller
-            .ask(To::Store, info, |store| store.unblock(key))
-            .await;
+        let unblock = |store: &dyn Store| {
+            let key = key.clone();
+            store.execute(Operation::Unblock { key }).map(drop)
+        };
+        let result = self.inner.caller.ask(To::Store, info, unblock).await;
         // Forget even after an error: the store may have unblocked the identity.
         let memory = &self.inner.memory;
         memory.refusals.forget(key);
@@ -470,7 +472,9 @@ impl Limiter {
     ///
     /// When the store does not answer, keeps no blocks, or holds one that cannot be read.
     pub async fn blocks(&self, most: usize) -> Result<Vec<BlockedIdentity>, StoreError> {
-        self.inner.caller.store.blocks(most).await
+        let list = Operation::ListBlocks { most };
+        let blocks = self.inner.caller.store.execute(list);
+        blocks.read(answer_of!(ListBlocks)).await
     }
 
     /// Lists the identities that any process denied within the last hour, sorted by their denials in the last minute,
@@ -520,7 +524,8 @@ impl Limiter {
         let begin = |_: &dyn Store| {
             StoreFuture::pending(async move {
                 reports.flush_account(&account).await?;
-                ext::rankings(&*reports.store, account).await
+                let rankings = reports.store.execute(Operation::Rankings(account));
+                rankings.read(answer_of!(Rankings)).await
             })
         };
         let info = CallInfo::of(CallKind::Peek, charges);

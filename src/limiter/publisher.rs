@@ -30,7 +30,7 @@ use crate::{
         published::{PublishedPolicy, default_label},
     },
     limiter::jitter,
-    store::{Store, TIMED_OUT, ext},
+    store::{Store, TIMED_OUT},
     timer::within,
     warning::{self, Quiet},
 };
@@ -259,7 +259,7 @@ impl Publisher {
             return Ok(());
         }
         let reply = store.execute(Operation::Publish(policies));
-        let answer = within(REPORTING, ext::read(reply, answer_of!(Publish))).await;
+        let answer = within(REPORTING, reply.read(answer_of!(Publish))).await;
         let result = answer.unwrap_or(Err(TIMED_OUT));
         // A store that does not know this operation will not learn it.
         if let Err(error) = &result

@@ -24,7 +24,7 @@ use crate::{
         report::{Account, Report},
         settlement::Settlement,
     },
-    store::{Store, TIMED_OUT, ext},
+    store::{Store, TIMED_OUT},
     timer::within,
     warning::{self, Quiet},
 };
@@ -184,7 +184,7 @@ impl Reports {
         }
         let reply = self.store.execute(Operation::Report(reports));
         let is_done = |reply| matches!(reply, Reply::Report).then_some(());
-        ext::read(reply, is_done).await
+        reply.read(is_done).await
     }
 
     /// Warns about the first loss since a success. An outage has its own warnings. A store that keeps no reports is worth

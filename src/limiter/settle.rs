@@ -21,11 +21,12 @@ use crate::{
         charge::Charge,
         decision::{Decision, Origin, Usage},
         error::{StoreError, StoreErrorKind},
+        operation::{Operation, answer_of},
         settlement::Settlement,
         wanted::NOTICES,
     },
     observe::{CallInfo, CallKind, RequestOutcome, Timing},
-    store::{Store, StoreExt, StoreFuture},
+    store::{Store, StoreFuture},
     timer::LazySleep,
 };
 
@@ -185,10 +186,13 @@ impl Limiter {
             let local = first.usage().is_local();
             let ending = self.inner.memory.refusals.settling(&parts);
             let settle = |store: &dyn Store| {
-                let settled = store.settle(first);
+                let settled = |part: &Settlement| {
+                    let settle = Operation::Settle(part.clone());
+                    store.execute(settle).read(answer_of!(Settle))
+                };
                 let settled = match parts.get(1) {
-                    Some(second) => StoreFuture::all(vec![settled, store.settle(second)]),
-                    None => settled.map(|usage| vec![Ok(usage)]),
+                    Some(second) => StoreFuture::all(vec![settled(first), settled(second)]),
+                    None => settled(first).map(|usage| vec![Ok(usage)]),
                 };
                 settled.map(move |usages| {
                     let usages = usages.into_iter();

@@ -14,8 +14,6 @@ use std::{
 
 use tokio::time::Instant;
 
-#[doc(hidden)] // The limiter has these methods for users; tests call stores directly.
-pub use self::ext::StoreExt;
 #[cfg(feature = "redis")]
 use self::redis::Queued;
 pub use crate::domain::{
@@ -39,7 +37,6 @@ use crate::{
 
 mod engine;
 mod entry;
-pub(crate) mod ext;
 mod leases;
 pub(crate) mod maybe_ready;
 mod memory;
@@ -369,6 +366,16 @@ impl<T: Send + 'static> StoreFuture<T> {
         })
     }
 }
+
+impl StoreFuture<Reply> {
+    /// Extracts the answer from the reply with `read`. A reply to another operation is an error.
+    pub(crate) fn read<T: Send + 'static>(self, read: fn(Reply) -> Option<T>) -> StoreFuture<T> {
+        self.then(move |reply| read(reply?).ok_or(ANOTHER_REPLY))
+    }
+}
+
+pub(crate) const ANOTHER_REPLY: StoreError =
+    StoreError::protocol("the store answered another operation");
 
 impl<T> Unpin for StoreFuture<T> {}
 

@@ -13,7 +13,7 @@ use sluicegate::{
     block::{BlockRequest, Until},
     extract::{Cidr, TrustedProxies},
     policies::Policies,
-    store::{Check, CheckBatch, Operation, Settlement, StoreExt},
+    store::{Check, CheckBatch, Operation, Settlement},
 };
 
 /// A valid rule or policy is written in a form with the same meaning.
@@ -112,7 +112,7 @@ pub(crate) fn script_reply(data: &[u8]) {
     if let Ok(decision) = block_on(store.check(&check)) {
         assert_sound(&decision);
         let settlement = Settlement::new(decision.usage(), |charge| charge.cost() / 2);
-        let _ = settlement.map(|settlement| block_on(store.settle(&settlement)));
+        let _ = settlement.map(|it| block_on(store.execute(Operation::Settle(it))));
     }
     let fill = Operation::CheckBatch(CheckBatch::new(check.clone(), u16::from(choice)));
     let key = check.charges()[0].key().clone();

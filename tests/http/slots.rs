@@ -3,8 +3,10 @@
 use sluicegate::{
     limiter::SlotWatch,
     middleware::FollowedBody,
-    store::{Slots, Store, StoreExt},
+    store::{Slots, Store},
 };
+
+use support::store_ext::StoreExt;
 
 use crate::prelude::*;
 

@@ -21,8 +21,7 @@ pub(crate) use sluicegate::{
     error::StoreErrorKind,
     manual_clock::ManualClock,
     store::{
-        CallFuture, Check, CheckBatch, Leases, Operation, Reply, Settlement, Slots, StoreExt,
-        StoreFuture,
+        CallFuture, Check, CheckBatch, Leases, Operation, Reply, Settlement, Slots, StoreFuture,
     },
 };
 pub(crate) use support::{
@@ -33,6 +32,7 @@ pub(crate) use support::{
     redis::Server,
     served::{BLOCKS_RIGHTS, LEAST_RIGHTS, Served, limited},
     sharing::wait,
+    store_ext::StoreExt,
     vectors::replay_all,
 };
 pub(crate) use tokio::{

@@ -23,12 +23,13 @@ use crate::domain::{
     check::Check,
     decision::{Decision, Usage},
     error::{ConfigError, StoreError},
+    operation::{Operation, answer_of},
     policy::Policy,
     rule::millis,
     slots::{HeldSlots, Slots},
 };
 use crate::observe::{CallInfo, CallKind, Event, SlotChange};
-use crate::store::StoreExt;
+use crate::store::Store;
 use crate::timer::within;
 
 /// The slots that an admitted check holds. This process renews them in the [background](super#background-work), even if
@@ -160,7 +161,11 @@ impl Limiter {
         let info = CallInfo::new(CallKind::Renew, slots.check());
         let to = self.where_decided(is_local, self.call_timeout());
         let caller = &self.inner.caller;
-        caller.ask(to, info, |store| store.renew(slots)).await
+        let renew = |store: &dyn Store| {
+            let renew = Operation::Renew(slots.clone());
+            store.execute(renew).read(answer_of!(Renew))
+        };
+        caller.ask(to, info, renew).await
     }
 
     /// Returns slots where they were granted.
@@ -171,7 +176,11 @@ impl Limiter {
         let ending = memory.refusals.giving_back([(policy, key)].into_iter());
         let to = self.where_decided(is_local, self.call_timeout());
         let caller = &self.inner.caller;
-        let answer = caller.ask(to, info, |store| store.give_back(slots)).await;
+        let give_back = |store: &dyn Store| {
+            let give_back = Operation::Return(slots.clone());
+            store.execute(give_back).read(answer_of!(Return))
+        };
+        let answer = caller.ask(to, info, give_back).await;
         drop(ending);
         // Wake even after an error: the store may have returned them.
         let returned = slots.ids().len() as u64;

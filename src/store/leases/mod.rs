@@ -29,7 +29,7 @@ use crate::{
         error::StoreError,
         operation::{Operation, Reply},
     },
-    store::{CallFuture, Store, StoreExt, StoreFuture, sent::Sent},
+    store::{CallFuture, Store, StoreFuture, sent::Sent},
     timer::within,
 };
 
@@ -212,18 +212,23 @@ impl Inner {
         match decision {
             Decision::Allowed(usage) => {
                 if let Some(unspent) = fetch.install(&usage, now) {
-                    within(PATIENCE, self.store.settle(&unspent.settlement)).await;
+                    within(PATIENCE, self.settle(&unspent)).await;
                 }
             }
             Decision::Denied(_) | Decision::Blocked(_) => fetch.entry().pause(now),
         }
     }
 
+    fn settle(&self, unspent: &Unspent) -> StoreFuture<Reply> {
+        self.store
+            .execute(Operation::Settle(unspent.settlement.clone()))
+    }
+
     /// Returns unspent units in the background, one call for each: behind a proxy, identities may be on different
     /// servers.
     fn give_back(&self, all: impl Iterator<Item = Unspent>) {
         for unspent in all {
-            let settled = self.store.settle(&unspent.settlement);
+            let settled = self.settle(&unspent);
             self.background.finish(async move {
                 within(PATIENCE, settled).await;
                 drop(unspent);

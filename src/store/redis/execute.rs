@@ -19,8 +19,7 @@ use crate::{
         rule::millis,
     },
     store::{
-        CallFuture, StoreFuture, TIMED_OUT,
-        ext::ANOTHER_REPLY,
+        ANOTHER_REPLY, CallFuture, StoreFuture, TIMED_OUT,
         redis::shared_calls::queued::{Queued, Task},
         sent::Sent,
     },
@@ -38,7 +37,7 @@ impl RedisStore {
         self.execute_one(Task::Check(check.clone()), answer_of!(Check))
     }
 
-    pub(super) fn execute_one<T: 'static>(
+    pub(super) fn execute_one<T: Send + 'static>(
         &self,
         task: impl Into<Task>,
         read: fn(Reply) -> Option<T>,
@@ -49,8 +48,7 @@ impl RedisStore {
         }
         let sent = Sent::queued();
         let reply = self.execute_alone(task.into_operation(), Some(sent.clone()));
-        let reply = StoreFuture::pending(async move { read(reply.await?).ok_or(ANOTHER_REPLY) });
-        reply.queued(Some(sent))
+        StoreFuture::pending(reply).queued(Some(sent)).read(read)
     }
 
     /// The same store, which shares no calls with others.

@@ -3,10 +3,10 @@
 use std::slice;
 
 use super::{RedisStore, block_index::are_done, connection::reconnects};
+#[cfg(feature = "cluster")]
+use crate::domain::operation::answer_of;
 #[cfg(doc)]
 use crate::store::redis::deployment;
-#[cfg(feature = "cluster")]
-use crate::{domain::operation::answer_of, store::ext::read};
 use crate::{
     domain::{check::Check, decision::Decision},
     store::{CallFuture, Operation, Reply, Store, StoreFuture, one_by_one},
@@ -22,7 +22,7 @@ impl Store for RedisStore {
         #[cfg(feature = "cluster")]
         if let Some(reply) = self.in_several_slots(Some(check), || Operation::Check(check.clone()))
         {
-            return read(reply, answer_of!(Check));
+            return reply.read(answer_of!(Check));
         }
         self.check_one_slot(check)
     }

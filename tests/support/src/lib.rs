@@ -46,6 +46,7 @@ pub mod sentinel;
 pub mod served;
 pub mod sharing;
 pub mod site;
+pub mod store_ext;
 pub mod stored;
 pub mod stores;
 pub mod tls;

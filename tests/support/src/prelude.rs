@@ -22,8 +22,7 @@ pub use sluicegate::{
     manual_clock::ManualClock,
     observe::{Event, Observer},
     store::{
-        CallFuture, Check, CheckBatch, Leases, Operation, Reply, Settlement, Slots, StoreExt,
-        StoreFuture,
+        CallFuture, Check, CheckBatch, Leases, Operation, Reply, Settlement, Slots, StoreFuture,
     },
 };
 pub use tokio::{
@@ -42,6 +41,7 @@ pub use super::{
     outcome::Outcome,
     rows::{hold, millis, rows},
     scripted::{Scripted, allowed, denied, unavailable},
+    store_ext::StoreExt,
     trace::{traced, traced_here},
 };
 

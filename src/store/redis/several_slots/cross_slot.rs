@@ -26,8 +26,7 @@ use crate::{
         slots::Slots,
     },
     store::{
-        Store,
-        ext::ANOTHER_REPLY,
+        ANOTHER_REPLY, Store,
         redis::{
             RedisStore,
             background::{self, Outliving},

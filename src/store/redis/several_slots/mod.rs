@@ -29,7 +29,7 @@ use crate::{
         operation::{Operation, Reply, answer_of},
         settlement::Settlement,
     },
-    store::{CallFuture, Store, StoreFuture, ext::read, maybe_ready::join_all, sent::Sent},
+    store::{CallFuture, Store, StoreFuture, maybe_ready::join_all, sent::Sent},
     timer,
 };
 
@@ -240,7 +240,7 @@ impl RedisStore {
     ) -> StoreFuture<T> {
         if self.shared.is_none() {
             let reply = self.execute_alone(part, Some(sent.clone()));
-            return read(StoreFuture::pending(reply), answer);
+            return StoreFuture::pending(reply).read(answer);
         }
         let mut answer = self.execute_one(part, answer);
         answer.share(sent);

@@ -18,7 +18,7 @@ use crate::{
         error::StoreError,
         operation::{Operation, Reply},
     },
-    store::{TIMED_OUT, ext::ANOTHER_REPLY, redis::error::SHUT_DOWN, sent::Sent},
+    store::{ANOTHER_REPLY, TIMED_OUT, redis::error::SHUT_DOWN, sent::Sent},
 };
 
 /// An operation that is small to move: most are checks.

@@ -24,7 +24,7 @@ use crate::{
         error::{StoreError, StoreErrorKind},
         operation::{Operation, Reply, answer_of},
     },
-    store::{CallFuture, Store, StoreFuture, engine, ext::ANOTHER_REPLY, one_by_one, sent::Sent},
+    store::{ANOTHER_REPLY, CallFuture, Store, StoreFuture, engine, one_by_one, sent::Sent},
 };
 use lanes::Lanes;
 use session::Session;
@@ -186,8 +186,8 @@ impl TransactionStore {
 
 impl Store for TransactionStore {
     fn check(&self, check: &Check) -> StoreFuture<Decision> {
-        let reply = self.execute(Operation::Check(check.clone()));
-        reply.then(|reply| answer_of!(Check)(reply?).ok_or(ANOTHER_REPLY))
+        self.execute(Operation::Check(check.clone()))
+            .read(answer_of!(Check))
     }
 
     fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
