@@ -352,6 +352,30 @@ async fn a_slot_whose_renewal_is_answered_after_it_was_lost_stays_lost_and_is_re
     assert!(is_free(&limiter).await);
 }
 
+/// A millisecond less than the expiry, since the store's clock may have begun its millisecond earlier.
+#[tokio::test(start_paused = true)]
+async fn a_slot_is_sure_for_its_time_from_the_question_on_and_not_from_the_answer() {
+    for failure in [Failure::Slow, Failure::SlowRenewal] {
+        let (cluster, limiter) = cluster();
+        cluster.fail(failure);
+        cluster.pass(SECOND).await; // the clock of slots begins with the process
+        let mut asked = Instant::now();
+        let slot = take(&limiter).await;
+        if let Failure::SlowRenewal = failure {
+            let is_renewed = async || !cluster.renewals().is_empty();
+            until(is_renewed, async || cluster.pass(ms(10)).await).await;
+            let asked_ms = cluster.renewals.lock().unwrap()[0].0;
+            asked = Instant::now() - ms(cluster.clock.now_ms() - asked_ms);
+            cluster.pass(ms(100)).await;
+        }
+        cluster.fail(Failure::Unsent);
+        cluster.stop(WINDOW - ms(2) - asked.elapsed()).await;
+        assert!(slot.is_held(), "{failure:?}");
+        cluster.stop(ms(1)).await;
+        assert!(!slot.is_held(), "{failure:?}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_caller_that_leaves_before_the_answer_leaves_no_slot_taken() {
     let (cluster, limiter) = cluster();

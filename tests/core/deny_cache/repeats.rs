@@ -204,6 +204,24 @@ async fn a_denial_that_was_on_its_way_when_something_was_given_back_is_not_remem
 }
 
 #[tokio::test]
+async fn a_denial_from_before_a_refund_reached_the_store_is_not_repeated_after_it() {
+    let ((memory, clock), arrives) = (memory(), Arc::<Notify>::default());
+    let travels = arrives.clone();
+    let store = Fated::new(memory, move |asked| match asked {
+        Asked::Execute(Operation::Settle(_)) => Fate::Delayed(travels.clone()),
+        _ => Fate::Answered,
+    });
+    let (limiter, api) = (cached(store, &clock), policy("api", "1/1h"));
+    let admitted = check(&limiter, &api, "alice", 1).await;
+    let mut refund = pin!(limiter.settle(admitted.usage(), |_| 0));
+    assert!(poll!(&mut refund).is_pending());
+    assert!(!is_cached(&check(&limiter, &api, "alice", 1).await));
+    arrives.notify_one();
+    refund.await.unwrap();
+    assert!(admits(&limiter, &api, "alice", 1).await);
+}
+
+#[tokio::test]
 async fn denials_that_take_much_room_are_not_remembered() {
     let site = site();
     let api = policy("api", "1/1h");

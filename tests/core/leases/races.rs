@@ -177,6 +177,26 @@ async fn a_lease_that_comes_after_a_reset_is_neither_spent_nor_returned() {
     assert_eq!(world.left(&alice[0]).await, 100_000 - 2);
 }
 
+#[tokio::test]
+async fn a_lease_whose_rest_is_on_its_way_back_is_not_spent() {
+    let (world, mut random) = (World::new(), fastrand::Rng::with_seed(1));
+    let of = |cost| [Charge::new(&policies().0, user("alice"), cost)];
+    let mut admitted = world.warm_up(&of(1)).await;
+    for _ in 0..20 {
+        world.holds.calls.store(true, SeqCst);
+        for _ in 0..100 {
+            let cost = random.u64(1..30);
+            assert!(world.check(&of(cost)).await.is_allowed());
+            admitted += cost;
+        }
+        world.holds.calls.store(false, SeqCst);
+        world.holds.answers.notify_waiters();
+        others_run().await;
+    }
+    world.leases.return_unspent().await;
+    assert_eq!(world.left(&of(1)[0]).await, 100_000 - admitted);
+}
+
 /// A lease that is fetched during a reset may be charged before that: over another connection, for instance.
 #[tokio::test]
 async fn a_lease_that_a_reset_may_have_deleted_is_not_spent() {
