@@ -2,9 +2,6 @@
 //! inside a process under every order of its steps. No server is needed.
 
 mod cross_slot;
-mod deny_cache;
 mod deny_cache_notes;
-mod leases;
 mod seats;
 mod shared_calls;
-mod slots;
