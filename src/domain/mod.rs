@@ -17,6 +17,7 @@ pub(crate) mod first_of;
 pub mod key;
 pub(crate) mod late;
 pub(crate) mod marks;
+pub(crate) mod numbers;
 pub(crate) mod operation;
 pub mod policies;
 pub mod policy;

@@ -139,7 +139,6 @@ impl Operation {
     }
 }
 
-#[cfg(feature = "redis")]
 impl Operation {
     /// The key that it resets, blocks, bans or unblocks.
     pub(crate) const fn key(&self) -> Option<&Key> {

@@ -1,7 +1,77 @@
-//! The operations on counts that this process can read and write, each written once, over [`Cells`].
+//! A store of your own with every kind of rule: buckets, slots, calendars, blocks, bans, shadows and batches.
 //!
-//! The memory store, the transactions over Redis and the operators' tool are cells. The arithmetic is that of
-//! [`Entry`].
+//! You write the three methods of [`Values`] over something that keeps bytes by name and has transactions. An [`Engine`]
+//! then executes each [`Operation`] on them, exactly as the other stores do. `examples/sqlite` is such a store for the
+//! processes of one machine, with counts that survive a restart. This one keeps its values in a map:
+//!
+//! ```
+//! use std::{collections::HashMap, sync::Mutex};
+//!
+//! use sluicegate::{
+//!     Charge, Decision, Key, Limiter, Policy, Store, StoreError,
+//!     store::{Check, Operation, Reply, StoreFuture, engine::{Engine, Values}},
+//! };
+//!
+//! #[derive(Debug)]
+//! struct Map {
+//!     engine: Engine,
+//!     values: Mutex<HashMap<String, Vec<u8>>>,
+//! }
+//!
+//! struct Locked<'a> {
+//!     now_ms: u64,
+//!     values: &'a mut HashMap<String, Vec<u8>>,
+//! }
+//!
+//! impl Values for Locked<'_> {
+//!     fn now_ms(&self) -> u64 {
+//!         self.now_ms
+//!     }
+//!
+//!     fn read(&mut self, name: &str) -> Result<Option<Vec<u8>>, StoreError> {
+//!         Ok(self.values.get(name).cloned())
+//!     }
+//!
+//!     fn write(&mut self, name: &str, value: &[u8], _expires_ms: u64) -> Result<(), StoreError> {
+//!         self.values.insert(name.to_owned(), value.to_owned());
+//!         Ok(())
+//!     }
+//! }
+//!
+//! impl Store for Map {
+//!     fn check(&self, check: &Check) -> StoreFuture<Decision> {
+//!         StoreFuture::ready(self.run(&Operation::Check(check.clone())).and_then(|reply| match reply {
+//!             Reply::Check(decision) => Ok(decision),
+//!             _ => Err(Operation::Check(check.clone()).unsupported()),
+//!         }))
+//!     }
+//!
+//!     fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
+//!         StoreFuture::ready(self.run(&operation))
+//!     }
+//! }
+//!
+//! impl Map {
+//!     fn run(&self, operation: &Operation) -> Result<Reply, StoreError> {
+//!         let mut values = self.values.lock().unwrap();
+//!         let now_ms = std::time::UNIX_EPOCH.elapsed().unwrap().as_millis() as u64;
+//!         self.engine.execute(operation, &mut Locked { now_ms, values: &mut values })
+//!     }
+//! }
+//!
+//! # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+//! let limiter = Limiter::new(Map { engine: Engine::new([7; 16]), values: Mutex::default() });
+//! let policy = Policy::parse("pace", "1+1/1h@bucket")?;
+//! let alice = || [Charge::new(&policy, Key::new("user", "alice"), 1)];
+//! assert!(limiter.check(alice()).await?.is_allowed());
+//! assert!(!limiter.check(alice()).await?.is_allowed());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! # }).unwrap();
+//! # Ok::<(), std::io::Error>(())
+//! ```
+
+// The operations, each written once, over `Cells`: the memory store, the transactions over Redis, the operators' tool and
+// `Values` are cells. The arithmetic is that of `Entry`.
 
 use std::slice;
 
@@ -25,6 +95,11 @@ use crate::{
     },
     store::entry::Entry,
 };
+
+mod form;
+mod values;
+
+pub use self::values::{Engine, Values};
 
 /// A count for each rule. Most checks fit on the stack.
 type Counts = SmallVec<[Count; 4]>;

@@ -19,7 +19,6 @@ pub(super) struct Entry {
     sections: SmallVec<[Section; 1]>,
 }
 
-#[cfg(feature = "redis")]
 impl Entry {
     /// An entry with these sections. Each has another spec.
     pub(super) fn of(sections: Vec<Section>) -> Self {

@@ -35,7 +35,7 @@ use crate::{
     },
 };
 
-mod engine;
+pub mod engine;
 mod entry;
 mod leases;
 pub(crate) mod maybe_ready;

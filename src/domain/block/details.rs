@@ -218,7 +218,6 @@ impl BlockDetails {
     }
 }
 
-#[cfg(feature = "redis")]
 impl BlockDetails {
     /// Writes the texts of the stored form: for each the length in one byte, and the bytes.
     pub(crate) fn write_texts(&self, bytes: &mut Vec<u8>) {

@@ -50,7 +50,6 @@ impl HeldBlock {
     }
 
     /// The first time at which a store can forget it.
-    #[cfg(feature = "bb8")]
     pub(crate) fn expires_ms(&self) -> u64 {
         let kept_until_ms = self.details.level.map_or(0, |level| level.kept_until_ms);
         kept_until_ms.max(self.block.until_ms)

@@ -10,14 +10,13 @@ use crate::domain::{rule::millis, words::words};
 mod ban;
 mod details;
 mod held;
+mod stored;
 
 pub use ban::Ban;
 #[cfg(feature = "obey")]
 pub(crate) use details::MAX_PAUSE;
 pub use details::{BlockDetails, BlockRequest};
-pub(crate) use held::HeldBlock;
-#[cfg(feature = "redis")]
-pub(crate) use held::Level;
+pub(crate) use held::{HeldBlock, Level};
 
 /// Reserved names, under which blocks and strikes are stored: no policy can have such a name.
 pub(crate) const BLOCKS: &str = "!block";
@@ -46,13 +45,11 @@ words!(
 );
 
 impl BlockedBy {
-    /// Returns the byte that is stored in Redis.
-    #[cfg(feature = "redis")]
+    /// Returns the byte that is stored.
     pub(crate) const fn code(self) -> u8 {
         self as u8 + 1
     }
 
-    #[cfg(feature = "redis")]
     pub(crate) fn of_code(code: u8) -> Option<Self> {
         let mut all = Self::ALL.iter().copied();
         all.find(|source| source.code() == code)

@@ -131,14 +131,12 @@ impl Calendar {
     /// Returns a number that distinguishes this calendar from all others, and stays the same in every process: the
     /// label of stored counts. From the highest bit on, there are 3 zeros, 5 bits for the day, 8 for the period and 48
     /// for the zone's name as it is written.
-    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
     pub(crate) fn label(self) -> u64 {
         let period = self.period as u64;
         u64::from(self.from_day) << 56 | period << 48 | name_label(self.zone())
     }
 
     /// Returns the calendar of such a label; `None` if there is none, or if this program's database lacks the zone.
-    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
     pub(crate) fn labelled(label: u64) -> Option<Self> {
         let [from_day, period, ..] = label.to_be_bytes();
         let period = *Period::ALL.get(usize::from(period))?;

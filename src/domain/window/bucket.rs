@@ -62,7 +62,6 @@ impl Bucket {
         Self { spec, state }
     }
 
-    #[cfg(feature = "redis")]
     pub(crate) const fn from_state(spec: BucketSpec, state: BucketState) -> Self {
         Self { spec, state }
     }

@@ -27,7 +27,6 @@ pub(crate) enum CalendarSpec {
     Known(Calendar),
     /// The [label](Calendar::label) of a calendar whose zone this process does not know. No rule of it has this
     /// calendar, but another process may count under it: so the section is carried along.
-    #[cfg(feature = "redis")]
     Foreign(u64),
 }
 
@@ -43,7 +42,6 @@ impl CalendarSpec {
     fn periods(self, now_ms: u64) -> Periods {
         match self {
             Self::Known(calendar) => calendar.periods(now_ms),
-            #[cfg(feature = "redis")]
             Self::Foreign(_) => Periods {
                 start_ms: now_ms,
                 end_ms: now_ms,

@@ -5,10 +5,11 @@
 //! slots](slot_set) for a concurrency rule.
 
 #[cfg(feature = "redis")]
-pub(crate) use self::bucket::BucketState;
+pub(crate) use self::label::is_of_a_later_kind;
 pub(crate) use self::{
-    bucket::{Bucket, BucketSpec},
+    bucket::{Bucket, BucketSpec, BucketState},
     calendar::{CalendarSpec, PeriodCount},
+    label::{label, labelled},
     slot_set::SlotSet,
     steps::{StepQueue, StepSpec},
 };
@@ -16,6 +17,7 @@ use crate::domain::rule::{MAX_UNITS, Rule};
 
 mod bucket;
 mod calendar;
+mod label;
 mod slot_set;
 mod steps;
 

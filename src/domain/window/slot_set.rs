@@ -34,7 +34,6 @@ impl SlotSet {
     }
 
     /// A set with these expiries and ids.
-    #[cfg(feature = "redis")]
     pub(crate) fn of(window_ms: u64, mut slots: Vec<(u64, SlotId)>) -> Self {
         slots.sort_unstable();
         let mut set = Self {
@@ -55,7 +54,6 @@ impl SlotSet {
     }
 
     /// The expiries and ids that are kept, held or not.
-    #[cfg(feature = "bb8")]
     pub(crate) const fn slots(&self) -> &VecDeque<(u64, SlotId)> {
         &self.slots
     }

@@ -89,7 +89,6 @@ impl StepQueue {
     }
 
     /// Creates a queue of these steps, oldest first: the end of each, and the units, above 0.
-    #[cfg(feature = "redis")]
     pub(crate) fn from_steps(spec: StepSpec, steps: impl IntoIterator<Item = (u64, u64)>) -> Self {
         let mut total: u64 = 0;
         let steps = steps.into_iter().map(|(end_ms, units)| {
@@ -110,7 +109,6 @@ impl StepQueue {
     }
 
     /// Returns all steps that are kept, oldest first, whether they count or not: the end of each, and the units.
-    #[cfg(feature = "redis")]
     pub(crate) fn steps(&self) -> impl ExactSizeIterator<Item = (u64, u64)> {
         self.steps.iter().enumerate().map(|(index, step)| {
             let units = self.total(index + 1) - self.total(index);

@@ -2,22 +2,22 @@
 //!
 //! This file reads the values that the script and transactions write.
 
-use std::{error::Error, fmt, num::NonZeroU8};
+use std::{error::Error, fmt};
 
 use super::{
     error::UNREADABLE,
     reports::units,
-    wire::{Places, VERSION, is_of_a_later_kind, labelled, number},
+    wire::{Places, VERSION, number},
 };
 use crate::{
     domain::{
-        block::{Block, BlockDetails, BlockedBy, HeldBlock, Level},
+        block::HeldBlock,
         error::StoreError,
         rule::MAX_UNITS,
         slot_id::SlotId,
         window::{
             Bucket, BucketSpec, BucketState, CalendarSpec, PeriodCount, Section, SlotSet, Spec,
-            StepQueue, StepSpec,
+            StepQueue, StepSpec, is_of_a_later_kind, labelled,
         },
     },
     store::entry::Entry,
@@ -97,36 +97,7 @@ pub(super) fn read_slots(
 
 /// Reads the block of an identity.
 pub(super) fn read_block(value: &[u8]) -> Result<HeldBlock, UnreadableValue> {
-    let Some((&[a, b, c, d, e, f, by, version], details)) = value.split_first_chunk() else {
-        return Err(UnreadableValue::Malformed);
-    };
-    // A block has no details, or at least the time and the lengths of the texts.
-    if !details.is_empty() && details.len() < 10 || version != VERSION {
-        return Err(UnreadableValue::Malformed);
-    }
-    let Some(by) = BlockedBy::of_code(by) else {
-        return Err(UnreadableValue::Malformed);
-    };
-    let block = Block::new(u64::from_le_bytes([a, b, c, d, e, f, 0, 0]), by);
-    let details = read_details(details);
-    Ok(HeldBlock { block, details })
-}
-
-/// An unknown format, of a block of an older version, is no error, because no check reads the details.
-fn read_details(mut bytes: &[u8]) -> BlockDetails {
-    let mut read = || {
-        let created_ms = number(&mut bytes, 6)?;
-        let mut details = BlockDetails::read_texts(created_ms, &mut bytes)?;
-        if !bytes.is_empty() {
-            details.level = Some(Level {
-                number: NonZeroU8::new(number(&mut bytes, 1)?.try_into().ok()?)?,
-                ends_ms: number(&mut bytes, 6)?,
-                kept_until_ms: number(&mut bytes, 6)?,
-            });
-        }
-        bytes.is_empty().then_some(details)
-    };
-    read().unwrap_or_default()
+    HeldBlock::from_bytes(value).ok_or(UnreadableValue::Malformed)
 }
 
 fn read(bytes: &[u8]) -> Option<Counts> {
@@ -291,33 +262,6 @@ impl From<UnreadableValue> for StoreError {
                     .unsent()
             }
             UnreadableValue::OtherForm(_) | UnreadableValue::Malformed => UNREADABLE,
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_what_the_script_writes_is_a_block() {
-        let held = read_block(&[1, 2, 0, 0, 0, 0, 2, VERSION]).unwrap();
-        assert_eq!(held.details, BlockDetails::default());
-        assert_eq!(held.block, Block::new(513, BlockedBy::Ban));
-        let for_ever = read_block(&[255, 255, 255, 255, 255, 255, 1, VERSION]).unwrap();
-        assert_eq!(for_ever.block, Block::new(u64::MAX, BlockedBy::Operator));
-        assert_eq!(
-            read_block(&[1, 2, 0, 0, 0, 0, 2, 9]),
-            Err(UnreadableValue::Malformed)
-        );
-        for bytes in [
-            &[][..],
-            &[VERSION],
-            &[0; 8],
-            &[0, 0, 0, 0, 0, 2, VERSION],
-            &[1, 2, 0, 0, 0, 0, 9, VERSION],
-        ] {
-            assert!(read_block(bytes).is_err(), "{bytes:?}");
         }
     }
 }

@@ -5,17 +5,11 @@ mod encode;
 mod label;
 mod policy;
 
-pub(super) use decode::{Replies, number, read_replies};
+pub(super) use decode::{Replies, read_replies};
 pub(super) use encode::Call;
-#[cfg(feature = "bb8")]
-pub(super) use label::label;
-pub(super) use label::{Places, is_of_a_later_kind, labelled};
+pub(super) use label::Places;
+
+pub(super) use crate::domain::numbers::{number, push_number};
 
 /// The version of the call, of a stored block and of a stored value, which has it after the labels of the rules.
 pub(super) const VERSION: u8 = 1;
-
-/// The lowest byte first.
-#[inline]
-pub(super) fn push_number(bytes: &mut Vec<u8>, number: u64, size: usize) {
-    bytes.extend_from_slice(&number.to_le_bytes()[..size]);
-}

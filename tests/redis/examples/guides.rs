@@ -9,7 +9,7 @@ use tokio_tungstenite::{connect_async, tungstenite::Message};
 use crate::prelude::*;
 
 /// The examples that another file tests.
-const ELSEWHERE: [&str; 3] = ["behind_a_proxy", "server", "start"];
+const ELSEWHERE: [&str; 4] = ["behind_a_proxy", "server", "sqlite", "start"];
 
 macro_rules! guides {
     ($tests:ident, $list:ident, $follow:path: $($example:ident)*) => {

@@ -5,7 +5,6 @@ use std::collections::BTreeSet;
 
 use redis::{FromRedisValue, Pipeline, RedisResult, Value};
 
-use super::value::write_block;
 use crate::{
     domain::{
         block::{BLOCKS, Block, BlockRequest, HeldBlock, STRIKES},
@@ -161,7 +160,7 @@ impl Stored {
         // The write is no earlier than the read.
         let ttl_ms = |expires_ms: u64| expires_ms.saturating_sub(now_ms).max(1) + longer_ms;
         let value = match &self.block {
-            Some(held) => Some((write_block(held), held.expires_ms())),
+            Some(held) => Some((held.to_bytes(), held.expires_ms())),
             None if window_of_slots(name).is_some() => None,
             None => self.counts.write(),
         };

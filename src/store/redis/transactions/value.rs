@@ -2,15 +2,12 @@
 //! and adds the marks when it writes.
 
 use crate::{
-    domain::{
-        block::HeldBlock,
-        window::{Section, SlotSet, StepQueue},
-    },
+    domain::window::{Section, SlotSet, StepQueue, label},
     store::{
         entry::Entry,
         redis::{
             value::{BODY_SIZE, Counts, LABEL, Part},
-            wire::{Places, VERSION, label, push_number},
+            wire::{Places, VERSION, push_number},
         },
     },
 };
@@ -117,27 +114,12 @@ fn body(queue: &StepQueue, used: u64) -> Vec<u8> {
     bytes
 }
 
-/// Writes the block of an identity.
-pub(super) fn write_block(held: &HeldBlock) -> Vec<u8> {
-    let (mut bytes, HeldBlock { block, details }) = (Vec::new(), held);
-    push_number(&mut bytes, block.stored_until_ms(), 6);
-    bytes.extend([block.source().code(), VERSION]);
-    push_number(&mut bytes, details.created_ms().unwrap_or(0), 6);
-    details.write_texts(&mut bytes);
-    if let Some(level) = details.level {
-        push_number(&mut bytes, level.number.get().into(), 1);
-        push_number(&mut bytes, level.ends_ms, 6);
-        push_number(&mut bytes, level.kept_until_ms, 6);
-    }
-    bytes
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::{
         domain::{
-            block::{BlockRequest, Until},
+            block::{BlockRequest, HeldBlock, Until},
             policy::Policy,
             rule::MAX_UNITS,
             window::{Bucket, BucketSpec, BucketState, CalendarSpec, PeriodCount, StepSpec},
@@ -204,7 +186,7 @@ mod tests {
         ] {
             let (_, held) = HeldBlock::request(None, &request, NOW_MS);
             let held = held.unwrap();
-            assert_eq!(read_block(&write_block(&held)), Ok(held));
+            assert_eq!(read_block(&held.to_bytes()), Ok(held));
         }
     }
 

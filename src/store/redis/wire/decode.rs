@@ -10,6 +10,7 @@ use crate::{
         check::Check,
         decision::{BatchOutcome, Blocked, Count, Usage},
         error::StoreError,
+        numbers,
         operation::{Operation, Reply},
         policy::Policy,
         slots::{HeldSlots, Slots},
@@ -320,7 +321,7 @@ impl Reader<'_> {
 
     #[inline]
     fn number(&mut self, size: usize) -> Result<u64, StoreError> {
-        number(&mut self.bytes, size).ok_or_else(|| self.garbled())
+        numbers::number(&mut self.bytes, size).ok_or_else(|| self.garbled())
     }
 
     fn garbled(&mut self) -> StoreError {
@@ -349,16 +350,6 @@ fn failure(reason: u8) -> StoreError {
         }
         _ => error::UNREADABLE,
     }
-}
-
-/// A whole number of `size` bytes, at most eight, the lowest first.
-#[inline]
-pub(in crate::store::redis) fn number(bytes: &mut &[u8], size: usize) -> Option<u64> {
-    let (number, rest) = bytes.split_at_checked(size)?;
-    let mut whole = [0; 8];
-    whole.get_mut(..size)?.copy_from_slice(number);
-    *bytes = rest;
-    Some(u64::from_le_bytes(whole))
 }
 
 #[cfg(test)]

@@ -2,10 +2,14 @@
 
 use super::{
     VERSION,
-    label::{Places, label, mark},
+    label::{Places, mark},
     push_number,
 };
-use crate::domain::{policy::Policy, rule::Rule, window::Spec};
+use crate::domain::{
+    policy::Policy,
+    rule::Rule,
+    window::{Spec, label},
+};
 
 /// How far around a time to send the periods of the calendar: the server's clock is hardly further away.
 const AROUND_MS: u64 = 48 * 3_600_000;
