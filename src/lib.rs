@@ -168,7 +168,7 @@ pub mod observe;
 pub mod operating {
     //! Operating a service: from the alarm to the cause, and to the remedy.
     //!
-    #![doc = include_str!("../docs/guide/operating.md")]
+    #![doc = concat!(include_str!("../docs/links.md"), include_str!("../docs/guide/operating.md"))]
 }
 pub mod quotas {
     //! Quotas per month: rates and a quota in one check, billing cycles, and how durable the counts are.

@@ -43,15 +43,7 @@ fn a_gateway_to_a_language_model_takes_at_most_120_lines_and_no_drop_of_its_own(
 }
 
 /// Links of these pages still lead to items of the crate alone.
-const FOR_RUSTDOC: [&str; 7] = [
-    "clouds",
-    "compatibility",
-    "deploys",
-    "operating",
-    "proxies",
-    "redis",
-    "servers",
-];
+const FOR_RUSTDOC: [&str; 4] = ["clouds", "compatibility", "deploys", "operating"];
 
 /// The labels of links that a page defines, with their targets.
 fn defined(page: &str) -> impl Iterator<Item = (&str, &str)> {

@@ -2,7 +2,7 @@
 //!
 //! [`Engine`] knows all kinds of rules, blocks and bans. This file only reads and writes bytes by name, in transactions.
 //! A thread owns the connection and executes all operations that wait in one transaction, so many callers wait for one
-//! commit. An answer is given after the commit: what was admitted is in the file, also after a `kill -9`. After a loss of
+//! commit. An answer is given after the commit: each admitted unit is in the file, also after a `kill -9`. After a loss of
 //! power the last commits may be missing, unless you set `PRAGMA synchronous = FULL`.
 //!
 //! The clock is the machine's date. Keep the file on a local disk: file locks over a network are not to be trusted.
@@ -142,7 +142,7 @@ impl fmt::Debug for SqliteStore {
     }
 }
 
-/// What the thread owns.
+/// The thread that executes.
 struct File<C> {
     connection: Connection,
     engine: Engine,

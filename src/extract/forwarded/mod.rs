@@ -1,4 +1,4 @@
-#![doc = include_str!("../../../docs/guide/proxies.md")]
+#![doc = concat!(include_str!("../../../docs/links.md"), include_str!("../../../docs/guide/proxies.md"))]
 
 mod entries;
 mod evidence;

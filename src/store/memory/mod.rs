@@ -73,6 +73,9 @@ const QUIET_MS: u64 = 60_000;
 /// back and ignores corrections of the date. After a correction, or after the machine slept, fixed windows are early or
 /// late by the same amount.
 ///
+/// **Restarts.** A restart forgets all counts. For counts that survive it without Redis, see the store over SQLite on the
+/// page of [stores](crate::store#a-store-of-your-own).
+///
 /// **Memory.** The store keeps no key in clear, only a hash of 128 bits that is different in each process, and a short
 /// label of each blocked identity for [lists](crate::Limiter::blocks). A key with one rule takes some 180 to 330 bytes,
 /// depending on how full its part of the table is. Each further rule takes some 150 bytes, and each step that counts

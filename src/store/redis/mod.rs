@@ -1,4 +1,4 @@
-#![doc = include_str!("../../../docs/guide/redis.md")]
+#![doc = concat!(include_str!("../../../docs/links.md"), include_str!("../../../docs/guide/redis.md"))]
 #![doc = include_str!("../../../docs/guide/compatibility.md")]
 
 use std::{
@@ -20,17 +20,17 @@ mod shared_calls;
 pub mod clouds {
     //! Redis as clouds run it: passwords that expire, names of certificates, and what was run.
     //!
-    #![doc = include_str!("../../../docs/guide/clouds.md")]
+    #![doc = concat!(include_str!("../../../docs/links.md"), include_str!("../../../docs/guide/clouds.md"))]
 }
 pub mod deploys {
     //! The effects of a deploy on counts, blocks and quotas, and how to leave.
     //!
-    #![doc = include_str!("../../../docs/guide/deploys.md")]
+    #![doc = concat!(include_str!("../../../docs/links.md"), include_str!("../../../docs/guide/deploys.md"))]
 }
 pub mod deployment {
     //! How to run the server: rights, TLS, Sentinel and replication, a cluster, twemproxy.
     //!
-    #![doc = include_str!("../../../docs/guide/servers.md")]
+    #![doc = concat!(include_str!("../../../docs/links.md"), include_str!("../../../docs/guide/servers.md"))]
 }
 mod error;
 mod evictions;

@@ -1,0 +1,1 @@
+../examples/sqlite/src/lib.rs
