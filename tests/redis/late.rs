@@ -267,7 +267,8 @@ fn runtimes_one_after_the_other_take_and_return_the_one_slot() {
     for _ in 0..50 {
         let mut threads = tokio::runtime::Builder::new_multi_thread();
         let runtime = threads.worker_threads(2).enable_all().build().unwrap();
-        let taken = runtime.block_on(limiter.acquire_slot(job(), 10 * SOON));
+        // Less than the time after which a return is tried again.
+        let taken = runtime.block_on(limiter.acquire_slot(job(), 3 * SOON));
         let slot: Slot = taken.unwrap().expect("none is denied").unwrap();
         runtime.spawn(async move {
             let _slot = slot;

@@ -32,7 +32,11 @@ use super::Holding;
 use crate::{
     background::{BackRoom, Task},
     clock::now_ms,
-    domain::{rule::millis, slots::Slots},
+    domain::{
+        error::StoreError,
+        rule::millis,
+        slots::{HeldSlots, Slots},
+    },
     limiter::jitter,
     timer::LazySleep,
     warning,
@@ -140,7 +144,13 @@ impl Keeper {
         self.set(holding, Some(ended));
         let (keeper, holding) = (Arc::clone(self), Arc::clone(holding));
         self.background.finish(async move {
-            let were_held = keeper.give_back(&[Arc::clone(&holding)]).await;
+            let holdings = [Arc::clone(&holding)];
+            let mut returned = keeper.give_back(&holdings).await;
+            // The runtime that the slot was dropped with has not sent it.
+            if returned.as_ref().is_err_and(StoreError::is_unsent) {
+                returned = keeper.give_back(&holdings).await;
+            }
+            let were_held = returned.is_ok_and(|slots| slots.are_held());
             if !were_held && !again_after.is_zero() {
                 LazySleep::new(again_after).await;
                 keeper.end(&holding, Duration::ZERO);
@@ -214,15 +224,15 @@ impl Keeper {
         drop(gone); // without the lock
     }
 
-    /// Whether the store has answered that it held all of these slots, of one key.
-    async fn give_back(&self, holdings: &[Arc<Holding>]) -> bool {
+    /// Returns slots of one key.
+    async fn give_back(&self, holdings: &[Arc<Holding>]) -> Result<HeldSlots, StoreError> {
         let (first, slots) = message(holdings);
         let limiter = &first.limiter;
         let answer = limiter.give_back(&slots, first.is_local).await;
         if answer.is_ok() {
             self.forget(holdings);
         }
-        answer.is_ok_and(|slots| slots.are_held())
+        answer
     }
 
     async fn renew(self: &Arc<Self>, holdings: &[Arc<Holding>]) {
