@@ -283,7 +283,7 @@ impl<T: StoreAnswer> Call<T> {
         let answer = &mut self.answer;
         let result = match in_scope(&mut self.scope, || Pin::new(&mut *answer).poll(cx)) {
             Poll::Ready(result) => result,
-            Poll::Pending if answer.is_timed() && !self.has_moved => {
+            Poll::Pending if answer.deadline().is_some() && !self.has_moved => {
                 self.has_moved = is_first_look();
                 return Poll::Pending;
             }

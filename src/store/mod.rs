@@ -244,7 +244,7 @@ impl<T> StoreFuture<T> {
     }
 
     /// Sets how long the caller waits, before it waits. A store that looks after that itself answers late by a few
-    /// milliseconds at most, which [`is_timed`](Self::is_timed) says; for another, the caller needs a timer.
+    /// milliseconds at most: that has a [`deadline`](Self::deadline). For another, the caller needs a timer.
     #[cfg_attr(
         not(feature = "redis"),
         expect(unused_variables, reason = "only a store over a network has a line")
@@ -257,16 +257,7 @@ impl<T> StoreFuture<T> {
         }
     }
 
-    /// Whether the store looks after the timeout, now that the caller waits.
-    pub(crate) const fn is_timed(&self) -> bool {
-        match &self.answer {
-            Answer::Any(_) => false,
-            #[cfg(feature = "redis")]
-            Answer::Queued(queued) => queued.is_timed(),
-        }
-    }
-
-    /// The end of the timeout, while the caller waits, or if the store has cut off the wait.
+    /// The end of the timeout that the store looks after, now that the caller waits.
     pub(crate) const fn deadline(&self) -> Option<Instant> {
         match &self.answer {
             Answer::Any(_) => None,
@@ -355,15 +346,6 @@ impl<T: Send + 'static> StoreFuture<T> {
             .collect();
         let answers = join_all(answers);
         StoreFuture::pending(async { Ok(answers.await) }).queued(sent.map(Sent::All))
-    }
-
-    /// The same answer, with a guard that the caller made before the call began. The guard is dropped when the answer
-    /// or an error arrives, or with this future.
-    pub(crate) fn holding(self, guard: impl Send + 'static) -> Self {
-        self.then(move |result| {
-            drop(guard);
-            result
-        })
     }
 }
 

@@ -1,13 +1,10 @@
 //! [`Sent`]: whether an operation that waits for its turn was sent, or its caller left first.
 
-use std::{
-    fmt,
-    sync::{
-        Arc,
-        atomic::{
-            AtomicU8,
-            Ordering::{AcqRel, Acquire},
-        },
+use std::sync::{
+    Arc,
+    atomic::{
+        AtomicU8,
+        Ordering::{AcqRel, Acquire},
     },
 };
 
@@ -22,13 +19,6 @@ pub(crate) enum Sent {
     One(Arc<AtomicU8>),
     /// Several operations that are answered together.
     All(Arc<[Self]>),
-    /// An operation, if it has a mark, and who wants to know that its caller has left.
-    Watched(Option<Arc<Self>>, Arc<dyn Watch>),
-}
-
-/// Learns that a caller has not waited for its answer.
-pub(crate) trait Watch: fmt::Debug + Send + Sync {
-    fn left(&self);
 }
 
 const QUEUED: u8 = 0;
@@ -51,7 +41,6 @@ impl Sent {
                 sent.is_ok() || sent == Err(SENT)
             }
             Self::All(each) => each.iter().all(Self::begin),
-            Self::Watched(sent, _) => sent.as_ref().is_none_or(|it| it.begin()),
         }
     }
 }
@@ -66,10 +55,6 @@ impl Sent {
             }
             // Every one leaves, whatever the others did.
             Self::All(each) => each.iter().filter(|one| !one.leave()).count() == 0,
-            Self::Watched(sent, watch) => {
-                watch.left();
-                sent.as_ref().is_some_and(|it| it.leave())
-            }
         }
     }
 }

@@ -44,7 +44,7 @@ impl Ending {
                 let raised = costs.filter(|(charge, cost)| **cost > charge.cost());
                 let leased = raised.filter_map(|(it, _)| table.of(it.policy(), it.key()));
                 // The next settlement would end another lease, too.
-                let paused = leased.inspect(|entry| entry.pause(self.inner.clock.now()));
+                let paused = leased.inspect(|entry| entry.pause(self.inner.now()));
                 self.ended.extend(paused);
             }
             Operation::Reset { policy, key } => self.reset.push((policy.clone(), key.clone())),
@@ -57,7 +57,7 @@ impl Ending {
         inner.give_back(self.ended.iter().filter_map(Entry::end));
         for (policy, key) in &self.reset {
             if let Some(entry) = inner.table.of(policy, key) {
-                entry.forget(inner.clock.now());
+                entry.forget(inner.now());
             }
         }
     }

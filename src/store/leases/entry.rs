@@ -5,7 +5,7 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
         TryLockError,
         atomic::{
-            AtomicBool, AtomicU64,
+            AtomicU64,
             Ordering::{AcqRel, Acquire, Relaxed},
         },
     },
@@ -21,7 +21,6 @@ use crate::domain::{
     operation::Operation,
     policy::Policy,
     rule::millis,
-    settlement::Settlement,
 };
 
 /// This many checks in one span make an identity hot.
@@ -48,9 +47,6 @@ pub(super) struct Entry {
     units: AtomicU64,
     /// Whoever spends its units holds the lock, so that it is not closed meanwhile.
     lease: RwLock<Option<Lease>>,
-    /// Whether the last check could not reach the store. Then no units are spent, so that the caller notices the
-    /// failure.
-    is_failing: AtomicBool,
     /// How often units have left the store or this process, or arrived there: odd while some are on their way.
     moves: AtomicU64,
     state: Mutex<State>,
@@ -114,7 +110,6 @@ impl Entry {
             checks: AtomicU64::new(HOT),
             units: AtomicU64::new(HOT.saturating_mul(charge.cost())),
             lease: RwLock::default(),
-            is_failing: AtomicBool::new(false),
             moves: AtomicU64::new(0),
             state: Mutex::new(State {
                 since: now,
@@ -142,11 +137,8 @@ impl Entry {
         self.units.fetch_add(cost, Relaxed);
     }
 
-    /// The lease, held in its place. `None` if there is none, or it is about to change, or the store is failing.
+    /// The lease, held in its place. `None` if there is none, or it is about to change.
     pub(super) fn spendable(&self) -> Option<RwLockReadGuard<'_, Option<Lease>>> {
-        if self.is_failing.load(Relaxed) {
-            return None;
-        }
         // A check holds several, so none must wait for a lock.
         let lease = match self.lease.try_read() {
             Ok(lease) => lease,
@@ -154,10 +146,6 @@ impl Entry {
             Err(TryLockError::WouldBlock) => return None,
         };
         lease.is_some().then_some(lease)
-    }
-
-    pub(super) fn set_failing(&self, is_failing: bool) {
-        self.is_failing.store(is_failing, Relaxed);
     }
 
     /// Remembers the store's report about this charge.
@@ -219,10 +207,7 @@ impl Entry {
     fn plan(&self, state: &State, cost: u64, now: Duration) -> Option<u64> {
         // Another task may have fetched a lease since the caller found too few units.
         let is_enough = |lease: &Lease| !lease.is_over(now) && lease.unspent() >= cost;
-        if self.is_failing.load(Relaxed)
-            || state.is_dropped
-            || self.lease().as_ref().is_some_and(is_enough)
-        {
+        if state.is_dropped || self.lease().as_ref().is_some_and(is_enough) {
             return None;
         }
         let known = state.known?;
@@ -278,7 +263,7 @@ impl Entry {
         let on_its_way = self.begin_move()?;
         let lease = self.place().take()?;
         Some(Unspent {
-            settlement: lease.close()?,
+            settle: lease.close()?,
             _on_its_way: on_its_way,
         })
     }
@@ -346,7 +331,7 @@ impl Drop for OnItsWay {
 /// The settlement that returns the unspent units of a lease.
 #[derive(Debug)]
 pub(super) struct Unspent {
-    pub(super) settlement: Settlement,
+    pub(super) settle: Operation,
     _on_its_way: OnItsWay,
 }
 
@@ -357,7 +342,7 @@ pub(super) struct Fetch {
     sent: Duration,
     generation: u64,
     /// Gives the unspent units of the last lease back.
-    last: Option<Settlement>,
+    last: Option<Operation>,
     on_its_way: OnItsWay,
 }
 
@@ -373,7 +358,7 @@ impl Fetch {
         let charge = Charge::new(&entry.policy, entry.key.clone(), self.units);
         // A blocked identity gets no lease.
         let check = Check::of_one(charge).enforce_blocks(true);
-        let returned = self.last.iter().cloned().map(Operation::Settle);
+        let returned = self.last.iter().cloned();
         returned.chain([Operation::Check(check)]).collect()
     }
 
@@ -401,7 +386,7 @@ impl Fetch {
         }
         if generation < state.generation || lease.is_over(now) {
             return Some(Unspent {
-                settlement: lease.close()?,
+                settle: lease.close()?,
                 _on_its_way: on_its_way,
             });
         }

@@ -20,6 +20,7 @@ use std::{
 
 use crate::domain::{
     decision::{RuleUsage, Usage},
+    operation::Operation,
     rule::millis,
     settlement::Settlement,
 };
@@ -76,12 +77,13 @@ impl Lease {
     }
 
     /// Ends the lease. Returns the settlement that gives the unspent units back, if there are any.
-    pub(super) fn close(self) -> Option<Settlement> {
+    pub(super) fn close(self) -> Option<Operation> {
         let unspent = self.unspent();
         if unspent == 0 {
             return None;
         }
-        Settlement::new(&self.usage, |_| self.units - unspent).ok()
+        let settlement = Settlement::new(&self.usage, |_| self.units - unspent);
+        settlement.ok().map(Operation::Settle)
     }
 
     /// Takes this number of units, all or none. Read the clock after you found the lease.

@@ -13,31 +13,30 @@ use tokio::{
 };
 
 use self::{
-    clock::Clock,
     ending::Ending,
     entry::{Entry, Fetch, Unspent},
-    question::{Left, Question, Seen},
+    seen::Seen,
     table::Table,
 };
 #[cfg(feature = "manual-clock")]
 use crate::manual_clock::ManualClock;
 use crate::{
     background::{BackRoom, Background},
+    clock,
     domain::{
         check::Check,
         decision::Decision,
         error::StoreError,
         operation::{Operation, Reply},
     },
-    store::{CallFuture, Store, StoreFuture, sent::Sent},
+    store::{CallFuture, Store, StoreFuture},
     timer::within,
 };
 
-mod clock;
 mod ending;
 mod entry;
 mod lease;
-mod question;
+mod seen;
 mod table;
 
 /// The interval at which overdue leases are returned, and entries dropped that are no longer hot.
@@ -57,6 +56,9 @@ pub struct Leases {
     inner: Arc<Inner>,
 }
 
+/// The time since some moment.
+type Clock = Arc<dyn Fn() -> Duration + Send + Sync>;
+
 /// The entry of each charge of a check; `None` for a charge that is not hot.
 type Entries = SmallVec<[Option<Arc<Entry>>; 1]>;
 
@@ -72,7 +74,7 @@ struct Inner {
 impl Leases {
     /// Creates a layer around `store`.
     pub fn new(store: impl Store) -> Self {
-        Self::build(Arc::new(store), Clock::System, Arc::default())
+        Self::build(Arc::new(store), Arc::new(clock::now), Arc::default())
     }
 
     fn build(store: Arc<dyn Store>, clock: Clock, background: Arc<BackRoom>) -> Self {
@@ -95,7 +97,7 @@ impl Leases {
     pub fn clock(self, clock: ManualClock) -> Self {
         let inner = &self.inner;
         let (store, background) = (inner.store.clone(), inner.background.clone());
-        Self::build(store, Clock::Test(clock), background)
+        Self::build(store, Arc::new(move || clock.now()), background)
     }
 
     /// Sets where leases are fetched and returned: see [`Limiter::background`](crate::Limiter::background).
@@ -119,13 +121,17 @@ impl Leases {
 }
 
 impl Inner {
+    fn now(&self) -> Duration {
+        (self.clock)()
+    }
+
     fn check(self: &Arc<Self>, check: &Check) -> StoreFuture<Decision> {
         if !check.shadow_charges().is_empty() {
             return self.ask(check, self.table.known(check));
         }
         let charges = check.charges().iter();
         let entries: Entries = charges
-            .map(|charge| self.table.find(charge, &self.clock))
+            .map(|charge| self.table.find(charge, || self.now()))
             .collect();
         let is_hot = entries.iter().any(Option::is_some);
         if !is_hot {
@@ -148,7 +154,7 @@ impl Inner {
         let places: SmallVec<[_; 1]> = places.collect::<Option<_>>()?;
         let leases = || places.iter().flat_map(|place| place.as_ref());
         // Read after the leases were found, so that none is younger.
-        let now = self.clock.now();
+        let now = self.now();
         let (mut now_ms, mut rules) = (0, Vec::with_capacity(check.rule_count()));
         for (index, (lease, charge)) in leases().zip(check.charges()).enumerate() {
             let Some(spent) = lease.spend(charge.cost(), now) else {
@@ -167,22 +173,17 @@ impl Inner {
         if entries.iter().all(Option::is_none) {
             return self.store.check(check);
         }
-        let left = Arc::new(Left(entries.clone()));
-        let (seen, sent) = (Seen::new(entries), self.clock.now());
-        let mut question = Question { sent, seen };
-        let clock = self.clock.clone();
-        let mut answer = self.store.check(check);
-        let sent = answer.sent().cloned().map(Arc::new);
-        let answer = answer.then(move |mut result| {
-            question.answered(&mut result, || clock.now());
-            result
-        });
-        answer.queued(Some(Sent::Watched(sent, left)))
+        let (seen, sent) = (Seen::new(entries), self.now());
+        let clock = Arc::clone(&self.clock);
+        self.store.check(check).map(move |mut decision| {
+            seen.decided(&mut decision, sent, clock());
+            decision
+        })
     }
 
     /// Fetches the leases that are missing to pay such a check, each if it is worth a call; none if one cannot be had.
     fn fetch_all(self: &Arc<Self>, check: &Check, entries: &Entries) {
-        let now = self.clock.now();
+        let now = self.now();
         let mut each = entries.iter().zip(check.charges());
         let all_can = each.clone().all(|(entry, charge)| {
             charge.cost() > 0 && entry.as_ref().is_some_and(|entry| !entry.is_paused(now))
@@ -204,7 +205,7 @@ impl Inner {
 
     async fn install(self: &Arc<Self>, fetch: Fetch, call: CallFuture) {
         let replies = within(PATIENCE, call).await.and_then(Result::ok);
-        let now = self.clock.now();
+        let now = self.now();
         let Some(Ok(Reply::Check(decision))) = replies.and_then(|mut replies| replies.pop()) else {
             fetch.entry().pause(now);
             return;
@@ -212,23 +213,18 @@ impl Inner {
         match decision {
             Decision::Allowed(usage) => {
                 if let Some(unspent) = fetch.install(&usage, now) {
-                    within(PATIENCE, self.settle(&unspent)).await;
+                    within(PATIENCE, self.store.execute(unspent.settle.clone())).await;
                 }
             }
             Decision::Denied(_) | Decision::Blocked(_) => fetch.entry().pause(now),
         }
     }
 
-    fn settle(&self, unspent: &Unspent) -> StoreFuture<Reply> {
-        self.store
-            .execute(Operation::Settle(unspent.settlement.clone()))
-    }
-
     /// Returns unspent units in the background, one call for each: behind a proxy, identities may be on different
     /// servers.
     fn give_back(&self, all: impl Iterator<Item = Unspent>) {
         for unspent in all {
-            let settled = self.settle(&unspent);
+            let settled = self.store.execute(unspent.settle.clone());
             self.background.finish(async move {
                 within(PATIENCE, settled).await;
                 drop(unspent);
@@ -246,7 +242,7 @@ impl Inner {
     /// Returns overdue leases, and drops entries that are no longer hot. Does not wait for the store, which may hang.
     /// Returns whether there are others.
     fn sweep(&self) -> bool {
-        let now = self.clock.now();
+        let now = self.now();
         let entries = self.table.all(|_| true);
         let overdue = entries.iter().filter_map(|entry| entry.close_overdue(now));
         self.give_back(overdue.take(MAX_TOGETHER));
@@ -279,26 +275,26 @@ impl Store for Leases {
         let Inner { store, table, .. } = &*self.inner;
         let seen = Seen::of(&operation, table);
         let ending = Ending::of(&self.inner, slice::from_ref(&operation));
-        let reply = store.execute(operation).map(move |mut reply| {
+        store.execute(operation).map(move |mut reply| {
             seen.note(&mut reply);
+            drop(ending);
             reply
-        });
-        reply.holding(ending)
+        })
     }
 
     fn call(&self, operations: Vec<Operation>) -> CallFuture {
         let Inner { store, table, .. } = &*self.inner;
         let seen: Vec<_> = operations.iter().map(|it| Seen::of(it, table)).collect();
         let ending = Ending::of(&self.inner, &operations);
-        let replies = store.call(operations).map(move |mut results| {
+        store.call(operations).map(move |mut results| {
             for (result, seen) in results.iter_mut().zip(seen) {
                 if let Ok(reply) = result {
                     seen.note(reply);
                 }
             }
+            drop(ending);
             results
-        });
-        replies.holding(ending)
+        })
     }
 
     fn inner(&self) -> Option<&dyn Store> {

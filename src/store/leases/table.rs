@@ -1,10 +1,9 @@
 //! [`Table`]: finds the entry of a charge.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use super::{
     Entries,
-    clock::Clock,
     entry::{Entry, HOT, is_too_large, span},
 };
 use crate::{
@@ -50,7 +49,11 @@ impl Table {
     }
 
     /// The same, and counts the check.
-    pub(super) fn find(&self, charge: &Charge, clock: &Clock) -> Option<Arc<Entry>> {
+    pub(super) fn find(
+        &self,
+        charge: &Charge,
+        now: impl FnOnce() -> Duration,
+    ) -> Option<Arc<Entry>> {
         let span = span(charge.policy())?;
         let hash = self.entries.hash((charge.policy().name(), charge.key()));
         if let Some(entry) = self.entries.read(hash, Arc::clone) {
@@ -61,7 +64,7 @@ impl Table {
         if charge.cost() == 0 || is_too_large(charge) {
             return None;
         }
-        let now = clock.now();
+        let now = now();
         if self.count(hash, millis(now), millis(span)) < HOT {
             return None;
         }

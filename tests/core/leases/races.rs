@@ -260,7 +260,7 @@ async fn an_identity_that_cannot_be_read_does_not_keep_others_from_being_leased(
 }
 
 #[tokio::test(start_paused = true)]
-async fn where_the_store_is_too_slow_for_one_limiter_none_spends_units() {
+async fn where_the_store_is_too_slow_for_one_limiter_another_spends_units() {
     let world = World::new();
     let (all, own) = policies();
     let alice = [charge(&all, "alice")];
@@ -274,7 +274,7 @@ async fn where_the_store_is_too_slow_for_one_limiter_none_spends_units() {
     world.clock.advance(ms(30));
     assert_eq!(late.await.unwrap_err().kind(), StoreErrorKind::Timeout);
     world.holds.fails_checks.store(true, SeqCst);
-    assert!(patient.check(alice.clone()).await.is_err(), "it was spent");
+    assert!(patient.check(alice.clone()).await.unwrap().is_allowed());
 }
 
 #[tokio::test(start_paused = true)]

@@ -78,7 +78,7 @@ pub(crate) struct Queued<T> {
 enum Stage {
     Asked(Arc<CallQueues>, Asked),
     Waits(Arc<SharedCalls>, Place, Option<Sent>),
-    Over { late: Option<Instant> },
+    Over,
 }
 
 impl<T> Queued<T> {
@@ -106,17 +106,11 @@ impl<T> Queued<T> {
         }
     }
 
-    /// Whether the line looks after a deadline.
-    pub(crate) const fn is_timed(&self) -> bool {
-        matches!(&self.stage, Stage::Waits(_, place, _) if place.deadline.is_some())
-    }
-
-    /// The deadline, while the caller waits, and after it has passed.
+    /// The deadline that the line looks after, while the caller waits.
     pub(crate) const fn deadline(&self) -> Option<Instant> {
         match &self.stage {
             Stage::Waits(_, place, _) => place.deadline,
-            Stage::Over { late } => *late,
-            Stage::Asked(..) => None,
+            Stage::Asked(..) | Stage::Over => None,
         }
     }
 
@@ -125,7 +119,7 @@ impl<T> Queued<T> {
         match &mut self.stage {
             Stage::Asked(_, asked) => Some(asked.sent.get_or_insert_with(Sent::queued)),
             Stage::Waits(_, _, sent) => sent.as_ref(),
-            Stage::Over { .. } => None,
+            Stage::Over => None,
         }
     }
 
@@ -138,7 +132,7 @@ impl<T> Queued<T> {
     }
 
     pub(crate) const fn is_over(&self) -> bool {
-        matches!(self.stage, Stage::Over { .. })
+        matches!(self.stage, Stage::Over)
     }
 
     /// Sees to it that the operation is not sent, if it was not. Otherwise, the caller waits on without a deadline.
@@ -146,15 +140,14 @@ impl<T> Queued<T> {
         let sent = match &mut self.stage {
             Stage::Asked(_, asked) => asked.sent.take(),
             Stage::Waits(line, place, sent) if line.is_never_sent(place) => sent.take(),
-            Stage::Waits(..) | Stage::Over { .. } => return false,
+            Stage::Waits(..) | Stage::Over => return false,
         };
-        self.stage = Stage::Over { late: None };
+        self.stage = Stage::Over;
         sent.is_none_or(|sent| sent.leave())
     }
 
     fn enter(&mut self, caller: &Waker) -> Result<(), StoreError> {
-        let over = Stage::Over { late: None };
-        if let Stage::Asked(queues, asked) = mem::replace(&mut self.stage, over) {
+        if let Stage::Asked(queues, asked) = mem::replace(&mut self.stage, Stage::Over) {
             let (line, sent) = (queues.here(&asked.task)?, asked.sent.clone());
             let place = line.enter(asked, caller);
             self.stage = Stage::Waits(line, place, sent);
@@ -175,27 +168,23 @@ impl<T> Future for Queued<T> {
     /// When polled again after it was ready.
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
-        let (end, sent, deadline) = match &mut this.stage {
+        let (end, sent) = match &mut this.stage {
             Stage::Asked(..) => {
                 return match this.enter(cx.waker()) {
                     Ok(()) => Poll::Pending,
                     Err(error) => Poll::Ready(Err(error)),
                 };
             }
-            Stage::Waits(line, place, sent) => {
-                let deadline = place.deadline;
-                match line.poll(place, cx.waker()) {
-                    Poll::Ready(End::Late { is_unsent: false }) => {
-                        return Poll::Ready(Err(TIMED_OUT));
-                    }
-                    Poll::Ready(end) => (end, sent.take(), deadline),
-                    Poll::Pending => return Poll::Pending,
+            Stage::Waits(line, place, sent) => match line.poll(place, cx.waker()) {
+                Poll::Ready(End::Late { is_unsent: false }) => {
+                    return Poll::Ready(Err(TIMED_OUT));
                 }
-            }
-            Stage::Over { .. } => panic!("polled after completion"),
+                Poll::Ready(end) => (end, sent.take()),
+                Poll::Pending => return Poll::Pending,
+            },
+            Stage::Over => panic!("polled after completion"),
         };
-        let late = deadline.filter(|_| matches!(end, End::Late { .. }));
-        this.stage = Stage::Over { late };
+        this.stage = Stage::Over;
         Poll::Ready(match end {
             End::Answered(reply) => reply.and_then(|it| (this.read)(it).ok_or(ANOTHER_REPLY)),
             End::Lost { is_unsent } => Err(SHUT_DOWN.unsent_if(is_unsent)),
