@@ -20,7 +20,7 @@ use super::{caller::Caller, refusals::Refusals};
 use crate::{
     background::BackRoom,
     domain::{
-        block::{Ban, Block, BlockRequest, Until},
+        block::{Ban, BlockRequest, Until},
         charge::Charge,
         check::Check,
         decision::{Decision, Denial},
@@ -37,26 +37,19 @@ use crate::{
 /// How many identities can wait. Under an attack from many more, the rest are dropped and not counted.
 const MAX_WAITING: usize = 1_024;
 
-/// How many bytes their values can have: clients may choose them.
-const MAX_BYTES: usize = 1 << 20;
+/// Longer values are not counted: clients may choose how much memory they take.
+const MAX_VALUE: usize = 4_096;
 
 /// How many tasks count, each one identity at a time.
 const MAX_TASKS: u32 = 32;
 
 /// Strikes that wait to be counted.
 pub(super) struct StrikeQueue {
-    waiting: Mutex<Waiting>,
+    waiting: Mutex<HashMap<Key, Vec<Strikes>>>,
     /// Has a permit for each task that may be begun; a task ends under the lock.
     tasks: Arc<Semaphore>,
     refusals: Arc<Refusals>,
     background: Arc<BackRoom>,
-}
-
-#[derive(Debug, Default)]
-struct Waiting {
-    by_identity: HashMap<Key, Vec<Strikes>>,
-    /// The sum of the sizes of all values.
-    bytes: usize,
 }
 
 /// How often an identity was denied under one ban.
@@ -68,14 +61,6 @@ struct Strikes {
     rule: Rule,
     count: u64,
     denied_at_ms: u64,
-}
-
-/// One denial of one identity, and the exceeded rule of the policy that denied.
-#[derive(Clone, Copy)]
-struct Strike<'a> {
-    charge: &'a Charge,
-    ban: Ban,
-    rule: Rule,
 }
 
 impl StrikeQueue {
@@ -90,12 +75,19 @@ impl StrikeQueue {
 
     /// Counts a strike for each identity that a policy with a ban denies.
     pub(super) fn count(self: &Arc<Self>, decision: &Decision, caller: &Arc<Caller>) {
-        if let Decision::Denied(denial) = decision
-            && !denial.usage().is_local()
-            && self.add(denial)
-        {
-            self.start_counting(caller);
+        let Decision::Denied(denial) = decision else {
+            return;
+        };
+        let struck = struck(denial);
+        if struck.is_empty() || denial.usage().is_local() {
+            return;
         }
+        let mut waiting = self.lock();
+        for (key, strikes) in struck {
+            add(&mut waiting, key, strikes);
+        }
+        drop(waiting);
+        self.start_counting(caller);
     }
 
     /// Waits until the strikes so far are counted.
@@ -103,7 +95,7 @@ impl StrikeQueue {
     pub(super) async fn counted(self: &Arc<Self>, caller: &Arc<Caller>) {
         loop {
             drop(self.tasks.acquire_many(MAX_TASKS).await);
-            if self.lock().by_identity.is_empty() {
+            if self.lock().is_empty() {
                 return;
             }
             self.start_counting(caller); // a strike came while this held the permits
@@ -123,33 +115,20 @@ impl StrikeQueue {
         });
     }
 
-    fn lock(&self) -> MutexGuard<'_, Waiting> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Key, Vec<Strikes>>> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Forgets the strikes of an identity that were not counted yet.
     pub(super) fn forget(&self, key: &Key) {
-        self.lock().take(key);
-    }
-
-    /// Returns whether to start a task.
-    fn add(&self, denial: &Denial) -> bool {
-        let struck = struck(denial);
-        if struck.is_empty() {
-            return false;
-        }
-        let mut waiting = self.lock();
-        for (strike, count) in struck {
-            waiting.add(strike, count, denial.usage().decided_at_ms());
-        }
-        true
+        self.lock().remove(key);
     }
 
     /// Takes the strikes of an identity; `None` if there are none, which ends the task.
     fn take(&self, task: &mut Option<OwnedSemaphorePermit>) -> Option<(Key, Vec<Strikes>)> {
         let mut waiting = self.lock();
-        let next = waiting.by_identity.keys().next().cloned();
-        let taken = next.and_then(|key| waiting.take(&key));
+        let next = waiting.keys().next().cloned();
+        let taken = next.and_then(|key| waiting.remove_entry(&key));
         if taken.is_none() {
             *task = None;
         }
@@ -161,59 +140,47 @@ impl StrikeQueue {
 ///
 /// A denial is one strike, however many policies deny: bans over the same key and window share one counter in the store,
 /// so it is counted under one of them alone: 1 or 0.
-fn struck(denial: &Denial) -> Vec<(Strike<'_>, u64)> {
+fn struck(denial: &Denial) -> Vec<(&Key, Strikes)> {
     let usage = denial.usage();
     let charges = usage.check().charges().iter().zip(usage.policies());
-    let all = charges.filter_map(|(charge, usage)| {
-        let ban = charge.policy().ban_config()?;
-        let rules = usage.rules().iter();
+    let all = charges.filter_map(|(charge, of_policy)| {
+        let rules = of_policy.rules().iter();
         let mut exceeded = rules.filter(|it| it.is_exceeded() && !it.rule().is_concurrency());
-        let rule = exceeded.next()?.rule();
-        Some(Strike { charge, ban, rule })
+        let strikes = Strikes {
+            ban: charge.policy().ban_config()?,
+            policy: charge.policy().clone(),
+            rule: exceeded.next()?.rule(),
+            count: 1,
+            denied_at_ms: usage.decided_at_ms(),
+        };
+        Some((charge.key(), strikes))
     });
     let mut all: Vec<_> = all.collect();
     // Strikes are counted up to the limit of a ban: so that they reach each, under that with most.
-    all.sort_by_key(|strike| Reverse(strike.ban.strikes().limit()));
-    let mut struck: Vec<(Strike<'_>, u64)> = Vec::new();
-    for strike in all {
-        let spec = Spec::of(&strike.ban.strikes());
-        let is_counted = struck.iter().any(|(known, _)| {
-            known.charge.key() == strike.charge.key() && Spec::of(&known.ban.strikes()) == spec
-        });
-        struck.push((strike, u64::from(!is_counted)));
+    all.sort_by_key(|(_, strikes)| Reverse(strikes.ban.strikes().limit()));
+    let counter = |strikes: &Strikes| Spec::of(&strikes.ban.strikes());
+    for place in 1..all.len() {
+        let (known, rest) = all.split_at_mut(place);
+        let (key, strikes) = &mut rest[0];
+        let is_counted = |(of, it): &(&Key, _)| of == key && counter(it) == counter(strikes);
+        if known.iter().any(is_counted) {
+            strikes.count = 0;
+        }
     }
-    struck
+    all
 }
 
-impl Waiting {
-    fn take(&mut self, key: &Key) -> Option<(Key, Vec<Strikes>)> {
-        let taken = self.by_identity.remove_entry(key)?;
-        self.bytes -= key.value().len();
-        Some(taken)
+fn add(waiting: &mut HashMap<Key, Vec<Strikes>>, key: &Key, new: Strikes) {
+    let has_room = waiting.len() < MAX_WAITING && key.value().len() <= MAX_VALUE;
+    if !has_room && !waiting.contains_key(key) {
+        return;
     }
-
-    fn add(&mut self, strike: Strike<'_>, count: u64, denied_at_ms: u64) {
-        let Strike { charge, ban, rule } = strike;
-        if !self.by_identity.contains_key(charge.key()) {
-            let bytes = self.bytes + charge.key().value().len();
-            if self.by_identity.len() >= MAX_WAITING || bytes > MAX_BYTES {
-                return;
-            }
-            self.bytes = bytes;
-        }
-        let all = self.by_identity.entry(charge.key().clone()).or_default();
-        if let Some(strikes) = all.iter_mut().find(|strikes| strikes.ban == ban) {
-            strikes.count += count;
-            strikes.denied_at_ms = strikes.denied_at_ms.max(denied_at_ms);
-        } else {
-            all.push(Strikes {
-                ban,
-                policy: charge.policy().clone(),
-                rule,
-                count,
-                denied_at_ms,
-            });
-        }
+    let all = waiting.entry(key.clone()).or_default();
+    if let Some(strikes) = all.iter_mut().find(|strikes| strikes.ban == new.ban) {
+        strikes.count += new.count;
+        strikes.denied_at_ms = strikes.denied_at_ms.max(new.denied_at_ms);
+    } else {
+        all.push(new);
     }
 }
 
@@ -255,17 +222,20 @@ async fn count(caller: &Caller, refusals: &Refusals, key: Key, strikes: Vec<Stri
         }
     });
     let replies = call(caller, bans.collect()).await;
+    let made = banned
+        .iter()
+        .zip(replies)
+        .filter_map(|(it, reply)| match reply {
+            Some(Reply::Ban(block)) => Some((it, block?)),
+            _ => None,
+        });
     // Each reply has the block in force then: the first to have the latest end made it.
-    let mut made: Option<(&Strikes, u64, Block)> = None;
-    for ((strikes, now_ms), reply) in banned.iter().zip(replies) {
-        if let Some(Reply::Ban(Some(block))) = reply
-            && made.is_none_or(|(.., known)| known.or_later(block) != known)
-        {
-            made = Some((strikes, *now_ms, block));
-        }
-    }
-    if let Some((Strikes { policy, .. }, now_ms, block)) = made {
-        let left = |until_ms: u64| Duration::from_millis(until_ms.saturating_sub(now_ms));
+    let made = made.reduce(|known, next| match known.1.or_later(next.1) == known.1 {
+        true => known,
+        false => next,
+    });
+    if let Some(((Strikes { policy, .. }, now_ms), block)) = made {
+        let left = |until_ms: u64| Duration::from_millis(until_ms.saturating_sub(*now_ms));
         refusals.note_made(&key, block, block.until_ms().map(left), now);
         caller.events.report(|| Event::Ban { policy, block });
     }

@@ -52,8 +52,6 @@ struct Tally {
     account: Account,
     at_ms: u64,
     latest_ms: u64,
-    /// The [mark] of each label, so that most searches look at no label.
-    marks: Vec<u32>,
     labels: Vec<(Label, i64)>,
     /// The units of the labels that were replaced.
     others: i64,
@@ -130,16 +128,10 @@ impl Counts {
         tally.add(label, units);
     }
 
-    /// Takes the counts of some accounts.
-    pub(super) fn take(&self, is_asked: impl Fn(&Account) -> bool) -> Vec<Report> {
-        let mut tallies = self.tallies();
-        let (asked, others) = mem::take(&mut *tallies)
-            .into_iter()
-            .partition(|(_, tally)| is_asked(&tally.account));
-        *tallies = others;
-        drop(tallies);
-        let asked: BTreeMap<TallyId, Tally> = asked;
-        asked.into_values().map(Tally::into_report).collect()
+    /// Takes all counts.
+    pub(super) fn take(&self) -> Vec<Report> {
+        let tallies = mem::take(&mut *self.tallies());
+        tallies.into_values().map(Tally::into_report).collect()
     }
 
     /// Whether there is something to report.
@@ -168,7 +160,6 @@ impl Tally {
             account,
             at_ms,
             latest_ms: 0,
-            marks: Vec::new(),
             labels: Vec::new(),
             others: 0,
             next: 0,
@@ -176,37 +167,25 @@ impl Tally {
     }
 
     fn add(&mut self, (policy, key): (Option<&Policy>, &Key), units: i64) {
-        let mark = mark(key);
-        if let Some(place) = self.place(mark, policy, key) {
-            let known = &mut self.labels[place].1;
+        let name = policy.map(Policy::name);
+        let mut known = self.labels.iter_mut();
+        let known = known.find(|(label, _)| {
+            label.key == *key && label.policy.as_ref().map(Policy::name) == name
+        });
+        if let Some((_, known)) = known {
             *known = known.saturating_add(units);
             return;
         }
         let (policy, key) = (policy.cloned(), key.clone());
         let new = (Label { policy, key }, units);
         if self.labels.len() < MAX_LABELS {
-            self.marks.push(mark);
             self.labels.push(new);
             return;
         }
         let place = self.smallest();
-        self.marks[place] = mark;
         let (_, replaced) = mem::replace(&mut self.labels[place], new);
         self.others = self.others.saturating_add(replaced);
         self.next = place + 1;
-    }
-
-    fn place(&self, mark: u32, policy: Option<&Policy>, key: &Key) -> Option<usize> {
-        // Without an early end, the processor compares several at a time.
-        let is_marked = |found, other: &u32| found | (*other == mark);
-        if !self.marks.iter().fold(false, is_marked) {
-            return None;
-        }
-        let name = policy.map(Policy::name);
-        let mut places = self.marks.iter().zip(&self.labels);
-        places.position(|(other, (label, _))| {
-            *other == mark && label.key == *key && label.policy.as_ref().map(Policy::name) == name
-        })
     }
 
     /// The place of the label with the fewest units. Among equals, the next in turn is replaced, so that a new label
@@ -229,22 +208,6 @@ impl Tally {
             others: self.others,
         }
     }
-}
-
-/// A number that few keys share.
-fn mark(key: &Key) -> u32 {
-    let value = key.value();
-    let words = value.first_chunk().zip(value.last_chunk());
-    let word = match words {
-        Some((first, last)) => {
-            u64::from_le_bytes(*first) ^ u64::from_le_bytes(*last).rotate_left(23)
-        }
-        None => value
-            .iter()
-            .fold(0, |word, byte| word << 8 | u64::from(*byte)),
-    };
-    let mixed = (word ^ value.len() as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    (mixed >> 32) as u32
 }
 
 #[cfg(test)]
@@ -288,7 +251,7 @@ mod tests {
 
     fn taken(counts: &Counts) -> Taken {
         let number = |label: &Label| str::from_utf8(label.key.value()).unwrap().parse().unwrap();
-        let reports = counts.take(|_| true).into_iter().map(|report| {
+        let reports = counts.take().into_iter().map(|report| {
             let units = report.units.iter();
             let units = units.map(|(label, units)| (number(label), *units));
             (
@@ -322,7 +285,7 @@ mod tests {
         counts.contribute(&charge(1, 7), now_ms, now_ms, 5);
         counts.contribute(&charge(1, 8), START_MS, now_ms, 3);
         counts.contribute(&charge(1, 8), START_MS, now_ms, -3);
-        let reports = counts.take(|_| true);
+        let reports = counts.take();
         let latest = reports.iter().map(|report| report.latest_ms);
         assert_eq!(latest.collect::<Vec<_>>(), [now_ms; 2]);
         let sums = reports.iter().map(|it| (it.units.len(), it.total()));
@@ -372,9 +335,10 @@ mod tests {
             counts.contribute(&charge(number, 1), START_MS, START_MS, 1);
         }
         deny(&counts, 1, START_MS);
-        let reports = counts.take(Account::is_of_denials);
-        assert_eq!(reports.len(), 1);
-        assert_eq!(taken(&counts).len(), MAX_TALLIES - OF_DENIALS);
+        let reports = counts.take();
+        let of_denials = |report: &&Report| report.account.is_of_denials();
+        assert_eq!(reports.iter().filter(of_denials).count(), 1);
+        assert_eq!(reports.len(), MAX_TALLIES - OF_DENIALS + 1);
     }
 
     #[test]
@@ -422,7 +386,7 @@ mod tests {
                 process.deny_key(Some(&api), &user(number), clock.now_ms());
             }
             for process in &processes {
-                let reports = process.take(|_| true);
+                let reports = process.take();
                 let units: usize = reports.iter().map(|it| it.units.len()).sum();
                 assert_eq!(units, MAX_LABELS);
                 let total: i64 = reports.iter().map(Report::total).sum();

@@ -1,6 +1,7 @@
 //! The one path of every decision.
 
 use std::{
+    num::NonZeroU64,
     pin::Pin,
     task::{Context, Poll, ready},
     time::Duration,
@@ -9,9 +10,8 @@ use std::{
 use super::{
     Limiter,
     caller::{Answer, Call, Calling, To},
-    near_limit,
+    late::Unserved,
     refusals::{KnownBefore, Question},
-    slots::Unanswered,
 };
 #[cfg(doc)]
 use crate::domain::FailurePolicy;
@@ -69,13 +69,24 @@ impl Resolution {
 }
 
 /// The state of the limiter when a call begins.
+#[derive(Clone, Copy)]
 struct Asked {
     known: KnownBefore,
-    /// `None` if the check takes no slots. Boxed, since mostly it takes none.
-    slots: Option<Box<Unanswered>>,
-    /// `None` if a denial must not be remembered. Boxed, since mostly none is.
-    question: Option<Box<Question>>,
+    /// `None` if the check takes no slots.
+    slots_at_ms: Option<NonZeroU64>,
+    /// `None` if a denial must not be remembered.
+    question: Option<Question>,
     ask: Ask,
+}
+
+impl Asked {
+    /// Notes in a decision when its slots were asked for.
+    fn note(&self, decision: &mut Decision) {
+        if self.slots_at_ms.is_some() {
+            let usage = decision.usage_mut();
+            usage.note(|facts| facts.asked_at_ms = self.slots_at_ms);
+        }
+    }
 }
 
 /// How a check comes to be asked, which says what may follow.
@@ -140,17 +151,18 @@ fn pays(check: &Check) -> bool {
 /// the limit by hanging up.
 impl Drop for Deciding {
     fn drop(&mut self) {
-        let Some(Asked { mut slots, .. }) = self.asked.take() else {
+        if self.asked.take().is_none() {
             return;
-        };
+        }
+        let (limiter, check) = (&self.limiter, &self.check);
         let answer = match self.call.leave() {
             Left::Late(answer) => answer,
-            Left::Unsent => return slots.iter_mut().for_each(|it| it.answered()),
-            Left::Answered => return, // an observer or a store has panicked
+            Left::Unsent => return,
+            Left::Answered => return limiter.return_unheld(check), // an observer or a store has panicked
         };
-        let refunds = self.limiter.inner.refunds_left && pays(&self.check);
-        if refunds || slots.is_some() {
-            let late = self.limiter.keep_late(answer, slots);
+        let refunds = limiter.inner.refunds_left && pays(check);
+        if refunds || check.takes_slots() {
+            let late = limiter.keep_late(answer, check);
             if !refunds {
                 late.serve();
             }
@@ -238,20 +250,22 @@ impl Limiter {
         let refusals = &inner.memory.refusals;
         let mut asked = Asked {
             known: refusals.before_call(),
-            slots: None,
+            slots_at_ms: None,
             question: None,
             ask,
         };
         // From before the call: a slot may be released so long after.
         if check.takes_slots() {
-            asked.slots = Some(Box::new(Unanswered::new(self, &check, clock::now_ms())));
+            asked.slots_at_ms = NonZeroU64::new(clock::now_ms().max(1));
         }
         let info = || CallInfo::new(kind, &check);
-        let call = match self.repeat(kind, &check, &mut asked) {
-            Some(answer) => Calling::Ready(answer),
-            None => inner
-                .caller
-                .call(ask.to(), info, |store| store.check(&check)),
+        let call = match self.repeat(kind, &check) {
+            Ok(answer) => Calling::Ready(answer),
+            Err(question) => {
+                asked.question = question;
+                let begin = |store: &dyn Store| store.check(&check);
+                inner.caller.call(ask.to(), info, begin)
+            }
         };
         match call {
             Calling::Ready(answer) => {
@@ -267,23 +281,16 @@ impl Limiter {
         }
     }
 
-    /// Answers with a remembered denial.
-    fn repeat(&self, kind: CallKind, check: &Check, asked: &mut Asked) -> Option<Answer<Decision>> {
+    /// Answers with a remembered denial, or returns a question that remembers the next.
+    fn repeat(&self, kind: CallKind, check: &Check) -> Result<Answer<Decision>, Option<Question>> {
         let (inner, info) = (&self.inner, || CallInfo::new(kind, check));
         if !inner.caches_denials {
-            return None;
+            return Err(None);
         }
-        match inner.memory.refusals.recall(check, &inner.denial_clock) {
-            Ok(denial) => {
-                let memory = To::Local(&inner.fallback.local);
-                let answer = |_: &dyn Store| StoreFuture::ready(Ok(denial));
-                inner.caller.call(memory, info, answer).ready()
-            }
-            Err(question) => {
-                asked.question = question.map(Box::new);
-                None
-            }
-        }
+        let denial = inner.memory.refusals.recall(check, &inner.denial_clock)?;
+        let memory = To::Local(&inner.fallback.local);
+        let answer = |_: &dyn Store| StoreFuture::ready(Ok(denial));
+        inner.caller.call(memory, info, answer).ready().ok_or(None)
     }
 
     /// Turns the answer of a call into a resolution. `late` is the rest of a wait whose answer may still come.
@@ -292,30 +299,26 @@ impl Limiter {
         kind: CallKind,
         check: &Check,
         Answer { result, timing }: Answer<Decision>,
-        mut asked: Asked,
+        asked: Asked,
         late: Option<StoreFuture<Decision>>,
     ) -> Resolution {
         let mut decision = match result {
-            Ok(decision) => decision,
-            Err(error) => match self.undecided(kind, check, &error, timing, &mut asked, late) {
+            Ok(decision) => {
+                if let Some(question) = asked.question {
+                    let (inner, refusals) = (&self.inner, &self.inner.memory.refusals);
+                    refusals.remember_denial(check, &decision, question, &inner.denial_clock);
+                }
+                decision
+            }
+            Err(error) => match self.undecided(kind, check, &error, timing, asked, late) {
                 Resolution::Decided(decision) => decision,
                 undecided => return undecided,
             },
         };
-        if let Some(question) = asked.question.take() {
-            let (inner, refusals) = (&self.inner, &self.inner.memory.refusals);
-            refusals.remember_denial(check, &decision, *question, &inner.denial_clock);
-        }
-        if let Some(slots) = &mut asked.slots {
-            slots.note(&mut decision);
-        }
+        asked.note(&mut decision);
         let wanted = self.wanted(check, &decision, asked.known);
         if wanted != 0 {
-            self.attend(wanted, kind, &decision, check, &asked, timing);
-        }
-        // Not earlier: an observer may panic, and then the caller does not get the slots.
-        if let Some(slots) = &mut asked.slots {
-            slots.answered();
+            self.attend(wanted, kind, &decision, check, asked, timing);
         }
         Resolution::Decided(decision)
     }
@@ -328,22 +331,23 @@ impl Limiter {
         check: &Check,
         error: &StoreError,
         timing: Option<Timing>,
-        asked: &mut Asked,
+        asked: Asked,
         late: Option<StoreFuture<Decision>>,
     ) -> Resolution {
-        let late = late.map(|answer| self.keep_late(answer, asked.slots.take()));
-        if let Some(mut slots) = asked.slots.take() {
-            slots.see(Err(error));
+        let late = late.map(|answer| self.keep_late(answer, check));
+        if late.is_none() && !error.is_unsent() {
+            self.return_unheld(check);
         }
-        asked.question = None;
-        let (asked_at_ms, fallback) = (clock::now_ms(), &self.inner.fallback);
-        let (resolution, outcome) =
-            fallback.resolve(kind, check, error, &self.inner.memory.refusals);
-        if matches!(resolution, Resolution::Decided(_)) && check.takes_slots() {
-            asked.slots = Some(Box::new(Unanswered::new(self, check, asked_at_ms)));
+        let (fallback, refusals) = (&self.inner.fallback, &self.inner.memory.refusals);
+        let (mut resolution, outcome) = fallback.resolve(kind, check, error, refusals);
+        let mut granted = None;
+        if let Resolution::Decided(decision) = &mut resolution {
+            asked.note(decision);
+            granted = Some(Unserved::new(self, decision));
         }
         let call = CallInfo::new(kind, check);
         self.events().error(call, error, outcome, timing);
+        granted.into_iter().for_each(Unserved::answered);
         match late {
             Some(late) => resolution.with_late(check, late),
             None => resolution,
@@ -370,10 +374,12 @@ impl Limiter {
         kind: CallKind,
         decision: &Decision,
         check: &Check,
-        asked: &Asked,
+        asked: Asked,
         timing: Option<Timing>,
     ) {
         let (inner, usage) = (&self.inner, decision.usage());
+        // An observer may panic, and then the caller does not get the slots.
+        let slots = asked.slots_at_ms.map(|_| Unserved::new(self, decision));
         // An answer without the store says nothing about it.
         let is_of_store = !usage.is_local() && !usage.spares_call();
         if wanted & BLOCKS != 0 && is_of_store {
@@ -394,6 +400,7 @@ impl Limiter {
         if matches!(asked.ask, Ask::Once) && kind == CallKind::Check {
             self.count_refusal(decision);
         }
+        slots.into_iter().for_each(Unserved::answered);
     }
 
     /// Reports the final decision of a check.
@@ -404,17 +411,23 @@ impl Limiter {
         check: &Check,
         timing: Option<Timing>,
     ) {
-        let admitted = match decision {
-            Decision::Allowed(usage) => Some(usage),
-            _ => None,
-        };
-        if let Some(usage) = admitted.filter(|_| check.has_contributors()) {
+        if let Decision::Allowed(usage) = decision
+            && check.has_contributors()
+        {
             self.inner.jobs.reports.contribute(usage);
         }
         self.events().decision(kind, decision, check, timing);
-        let is_noticed = kind == CallKind::Check && self.inner.wanted & NOTICES != 0;
-        if let Some(usage) = admitted.filter(|_| is_noticed) {
-            near_limit::notice(usage, self.inner.notice_percent, self.events());
+        if let Decision::Allowed(usage) = decision
+            && kind == CallKind::Check
+        {
+            self.notice(usage);
+        }
+    }
+
+    /// Gives notice of a share of a limit that is used, if that is asked for.
+    pub(super) fn notice(&self, usage: &Usage) {
+        if self.inner.wanted & NOTICES != 0 {
+            self.events().near_limit(usage, self.inner.notice_percent);
         }
     }
 

@@ -3,9 +3,21 @@
 use std::{panic, sync::Arc, time::Duration};
 
 use crate::{
-    domain::{check::Check, decision::Decision, error::StoreError, policy::Policy},
+    domain::{
+        check::Check,
+        decision::{Decision, PolicyUsage, RuleUsage, Usage},
+        error::StoreError,
+        policy::Policy,
+        rule::millis,
+    },
     observe::{CallInfo, CallKind, DecisionView, Event, Observer, RequestOutcome, Timing},
 };
+
+/// The share of a limit, in percent, of which an observer gets a notice by default.
+pub(super) const NOTICE_PERCENT: u8 = 80;
+
+/// From this share on, there are no notices.
+pub(super) const NO_PERCENT: u8 = 100;
 
 /// The observer of a limiter, if it has one.
 #[derive(Clone, Default)]
@@ -114,4 +126,36 @@ impl Events {
         let call = CallInfo::of(CallKind::Check, check.ruled());
         self.report_safely(|| Event::Wait { call, waited });
     }
+
+    /// Gives notice of the policies of an admission or a settlement, and of its shadows, of which this share is used.
+    pub(super) fn near_limit(&self, usage: &Usage, percent: u8) {
+        // This process's memory has counted a part of the requests only.
+        for part in usage.admitted_parts().filter(|part| !part.is_local()) {
+            let now_ms = part.decided_at_ms();
+            for of_policy in part.policies() {
+                let Some(rule) = nearest(of_policy, percent) else {
+                    continue;
+                };
+                let until_ms = now_ms.saturating_add(millis(rule.reset_after()));
+                let policy = of_policy.policy();
+                if policy.marks().is_first_notice(now_ms, until_ms) {
+                    self.report(|| Event::NearLimit { policy, rule });
+                }
+            }
+        }
+    }
+}
+
+/// The rule of which this share is used, and of several the one with the longest to go.
+fn nearest(usage: PolicyUsage<'_>, percent: u8) -> Option<&RuleUsage> {
+    let rules = usage.rules().iter();
+    // Slots are taken and returned all the time.
+    let near = rules.filter(|rule| is_near(rule, percent) && !rule.rule().is_concurrency());
+    near.max_by_key(|rule| rule.reset_after())
+}
+
+fn is_near(usage: &RuleUsage, percent: u8) -> bool {
+    let limit = usage.rule().limit();
+    let used = limit.saturating_sub(usage.remaining());
+    used > 0 && used * 100 >= limit * u64::from(percent)
 }

@@ -10,9 +10,10 @@ use std::time::Duration;
 
 use tokio::sync::oneshot::{self, Receiver};
 
-use super::{Limiter, slots::Unanswered};
+use super::Limiter;
 use crate::{
     domain::{
+        check::Check,
         decision::{Decision, Usage},
         late::{Late, LateCost},
         settlement::Settlement,
@@ -28,12 +29,13 @@ const LATEST: Duration = Duration::from_secs(60);
 impl Limiter {
     /// Waits for the answer in the back room, and gives it the final cost of the request.
     #[cold]
-    pub(super) fn keep_late(
-        &self,
-        answer: StoreFuture<Decision>,
-        slots: Option<Box<Unanswered>>,
-    ) -> Late {
+    pub(super) fn keep_late(&self, answer: StoreFuture<Decision>, check: &Check) -> Late {
         let (end, cost) = oneshot::channel();
+        let slots = check.takes_slots().then(|| Unanswered {
+            limiter: self.clone(),
+            check: check.clone(),
+            may_be_taken: true,
+        });
         let late = self.clone().settle_late(answer, slots, cost);
         self.inner.jobs.background.finish_late(late);
         Late::new(|cost| {
@@ -45,13 +47,17 @@ impl Limiter {
     async fn settle_late(
         self,
         answer: StoreFuture<Decision>,
-        slots: Option<Box<Unanswered>>,
+        mut slots: Option<Unanswered>,
         cost: Receiver<LateCost>,
     ) {
         let answer = within(LATEST, answer).await.unwrap_or(Err(TIMED_OUT));
-        if let Some(mut slots) = slots {
-            slots.see(answer.as_ref()); // and those of an admission are returned when this is dropped
+        if let Some(slots) = &mut slots {
+            slots.may_be_taken = match &answer {
+                Ok(decision) => decision.is_allowed(),
+                Err(error) => !error.is_unsent(),
+            };
         }
+        drop(slots);
         let Ok(Decision::Allowed(usage)) = answer else {
             return;
         };
@@ -85,6 +91,21 @@ fn parts(usage: &Usage, costs: &[u64]) -> Vec<Settlement> {
     let parts = [(Some(usage), counting), (shadow, shadows)].into_iter();
     let parts = parts.filter_map(|(part, costs)| Settlement::of_costs(part?, costs));
     parts.collect()
+}
+
+/// A check that may have taken slots, for no caller. When this is dropped, they are returned.
+struct Unanswered {
+    limiter: Limiter,
+    check: Check,
+    may_be_taken: bool,
+}
+
+impl Drop for Unanswered {
+    fn drop(&mut self) {
+        if self.may_be_taken {
+            self.limiter.return_unheld(&self.check);
+        }
+    }
 }
 
 /// An admission that its caller does not have yet. If this is dropped before, because the caller of several tries has left

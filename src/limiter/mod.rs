@@ -13,7 +13,6 @@ mod first_of;
 pub(crate) mod jitter;
 mod late;
 pub(crate) mod meter;
-mod near_limit;
 pub(crate) mod outage;
 mod pauses;
 mod publisher;
@@ -56,6 +55,7 @@ pub(crate) use breaker::DEFAULT_INTERVAL;
 use caller::{Caller, To};
 pub(crate) use decide::Resolution;
 pub(crate) use events::Events;
+use events::{NO_PERCENT, NOTICE_PERCENT};
 use fallback::Fallback;
 pub use slots::{Slot, SlotWatch};
 pub(crate) use timeout::{FOR_EVER, SETTLING};
@@ -125,10 +125,7 @@ impl Inner {
         let is_observed = self.caller.events.is_observed();
         let bit = |bit, is_set| if is_set { bit } else { 0 };
         bit(OBSERVER, is_observed)
-            | bit(
-                NOTICES,
-                is_observed && self.notice_percent < near_limit::NO_PERCENT,
-            )
+            | bit(NOTICES, is_observed && self.notice_percent < NO_PERCENT)
             | bit(COUNTS, self.counts_denials)
     }
 }
@@ -149,7 +146,7 @@ impl Limiter {
         let inner = Inner {
             fallback: Fallback::default(),
             wanted: 0,
-            notice_percent: near_limit::DEFAULT_PERCENT,
+            notice_percent: NOTICE_PERCENT,
             max_queue: DEFAULT_MAX_QUEUE,
             waits_for_blocks: false,
             enforces_blocks: true,
@@ -514,7 +511,7 @@ impl Limiter {
         Ok(Contributors::of(rankings))
     }
 
-    /// Reports the newest counts of an account, and then reads those of all processes.
+    /// Reports the newest counts, and then reads those of an account by all processes.
     async fn rankings(
         &self,
         charges: &[Charge],
@@ -523,7 +520,7 @@ impl Limiter {
         let reports = Arc::clone(&self.inner.jobs.reports);
         let begin = |_: &dyn Store| {
             StoreFuture::pending(async move {
-                reports.flush_account(&account).await?;
+                reports.flush().await;
                 let rankings = reports.store.execute(Operation::Rankings(account));
                 rankings.read(answer_of!(Rankings)).await
             })

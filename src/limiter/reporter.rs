@@ -21,7 +21,7 @@ use crate::{
         decision::{Decision, Usage},
         error::{StoreError, StoreErrorKind},
         operation::{Operation, Reply},
-        report::{Account, Report},
+        report::Report,
         settlement::Settlement,
     },
     store::{Store, TIMED_OUT},
@@ -137,31 +137,19 @@ impl Reports {
         }
     }
 
-    /// Reports all counts, and returns whether there were some.
-    async fn flush(&self) -> bool {
+    /// Reports all counts, and returns whether there were some. Waits for a report under way, which may have begun before
+    /// the newest of them.
+    pub(super) async fn flush(&self) -> bool {
         let Some(_turn) = within(REPORTING, self.turn.lock()).await else {
             return true;
         };
-        let reports = self.counts.take(|_| true);
+        let reports = self.counts.take();
         if reports.is_empty() {
             return false;
         }
         let contributes = reports.iter().any(|it| !it.account.is_of_denials());
         self.note(contributes, &self.send_all(reports).await);
         true
-    }
-
-    /// Reports the counts of one account. Waits for a running flush first, which may have begun before the newest of
-    /// them.
-    pub(super) async fn flush_account(&self, account: &Account) -> Result<(), StoreError> {
-        let _turn = self.turn.lock().await;
-        let reports = match account {
-            Account::Contributors { policy, key } => {
-                self.counts.take(|it| it.is_about(policy, key))
-            }
-            Account::Denials => self.counts.take(Account::is_of_denials),
-        };
-        self.send(reports).await
     }
 
     async fn send_all(&self, mut reports: Vec<Report>) -> Result<(), StoreError> {
@@ -179,9 +167,6 @@ impl Reports {
     /// Sends reports in one call. They are lost on an error: the store may have added them, and must not add them
     /// twice.
     async fn send(&self, reports: Vec<Report>) -> Result<(), StoreError> {
-        if reports.is_empty() {
-            return Ok(());
-        }
         let reply = self.store.execute(Operation::Report(reports));
         let is_done = |reply| matches!(reply, Reply::Report).then_some(());
         reply.read(is_done).await

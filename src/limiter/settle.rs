@@ -1,20 +1,12 @@
 //! Settling: sets the final costs of an admitted check.
 
-use std::{
-    cell::Cell,
-    mem,
-    pin::Pin,
-    task::{Context, Poll, ready},
-    time::Duration,
-};
+use std::{cell::Cell, future::poll_fn, pin::Pin, task::Poll, time::Duration};
 
 use tokio::time::Instant;
 
 use super::{
     Limiter, SETTLING,
     caller::{Answer, Calling, To},
-    near_limit,
-    refusals::GivenBack,
 };
 use crate::{
     domain::{
@@ -23,7 +15,6 @@ use crate::{
         error::{StoreError, StoreErrorKind},
         operation::{Operation, answer_of},
         settlement::Settlement,
-        wanted::NOTICES,
     },
     observe::{CallInfo, CallKind, RequestOutcome, Timing},
     store::{Store, StoreFuture},
@@ -72,7 +63,7 @@ impl Limiter {
         let (parts, settled) = self.settle_within(parts).await;
         for (part, result) in parts.iter().zip(&settled) {
             // The other part may have been settled.
-            if result.as_ref().is_err_and(StoreError::is_unsent) {
+            if unsent(result).is_some() {
                 part.give_up();
             }
         }
@@ -121,8 +112,18 @@ impl Limiter {
     /// Settles these parts of one check within the timeout, and returns their results one by one. If the caller leaves,
     /// that goes on in the background.
     async fn settle_within(&self, parts: Vec<Settlement>) -> Ended {
-        let settling = self.settling(parts, self.inner.caller.timeout(), true);
-        let (parts, mut settled) = settling.await;
+        let (limiter, timeout) = (self.clone(), self.call_timeout());
+        let settling = async move { limiter.settle_once(parts, timeout).await };
+        let mut goes_on = GoesOn {
+            limiter: self,
+            settling: Some(Box::pin(settling)),
+        };
+        let ended = poll_fn(|cx| match &mut goes_on.settling {
+            Some(settling) => settling.as_mut().poll(cx),
+            None => Poll::Ready(Ended::default()),
+        });
+        let (parts, mut settled) = ended.await;
+        goes_on.settling = None;
         // If all have failed and only one was possibly sent, its error wins: that one must not be made again.
         let failures = settled.iter().filter_map(|result| result.as_ref().err());
         let mut sent = failures.clone().filter(|error| !error.is_unsent());
@@ -151,20 +152,15 @@ impl Limiter {
         let mut slower = 1_u32;
         loop {
             let left = end.saturating_duration_since(Instant::now());
-            let settling = self.settling(mem::take(&mut parts), each.min(left), false);
             let settled;
-            (parts, settled) = settling.await;
-            let mut unsent = settled.iter().map(|settled| {
-                let error = settled.as_ref().err().filter(|error| error.is_unsent());
-                // Time hardly mends these, or not soon, so ask less and less often.
-                let lasts =
-                    |kind| matches!(kind, InvalidRequest | Protocol | Refused | AccessDenied);
-                if error.is_some_and(|error| lasts(error.kind())) {
-                    slower = slower.saturating_mul(2);
-                }
-                error.is_some()
-            });
-            parts.retain(|_| unsent.next().unwrap_or(false));
+            (parts, settled) = self.settle_once(parts, each.min(left)).await;
+            retain_unsent(&mut parts, &settled);
+            // Time hardly mends these, or not soon, so ask less and less often.
+            let lasts = |kind| matches!(kind, InvalidRequest | Protocol | Refused | AccessDenied);
+            let mut unsent = settled.iter().filter_map(unsent);
+            if unsent.any(|error| lasts(error.kind())) {
+                slower = slower.saturating_mul(2);
+            }
             // A long interval of the breaker must leave time for several tries.
             let pause = self.inner.caller.retry_pause().saturating_mul(slower);
             let next = Instant::now() + pause.min(SETTLING / 12);
@@ -180,36 +176,36 @@ impl Limiter {
         self.inner.jobs.background.finish(work);
     }
 
-    /// Begins to settle all parts in the one place that decided them.
-    fn settling(&self, parts: Vec<Settlement>, timeout: Duration, goes_on: bool) -> Settling {
-        let call = parts.first().map(|first| {
-            let local = first.usage().is_local();
-            let ending = self.inner.memory.refusals.settling(&parts);
-            let settle = |store: &dyn Store| {
-                let settled = |part: &Settlement| {
-                    let settle = Operation::Settle(part.clone());
-                    store.execute(settle).read(answer_of!(Settle))
-                };
-                let settled = match parts.get(1) {
-                    Some(second) => StoreFuture::all(vec![settled(first), settled(second)]),
-                    None => settled(first).map(|usage| vec![Ok(usage)]),
-                };
-                settled.map(move |usages| {
-                    let usages = usages.into_iter();
-                    let as_decided = |usage: Usage| if local { usage.local() } else { usage };
-                    usages.map(|usage| usage.map(as_decided)).collect()
-                })
+    /// Settles all parts in the one place that decided them.
+    async fn settle_once(&self, parts: Vec<Settlement>, timeout: Duration) -> Ended {
+        let Some(first) = parts.first() else {
+            return Ended::default();
+        };
+        let local = first.usage().is_local();
+        let ending = self.inner.memory.refusals.settling(&parts);
+        let settle = |store: &dyn Store| {
+            let settled = |part: &Settlement| {
+                let settle = Operation::Settle(part.clone());
+                store.execute(settle).read(answer_of!(Settle))
             };
-            let to = self.where_decided(local, timeout);
-            let call = self.inner.caller.call(to, || info(first), settle);
-            (call, ending)
-        });
-        Settling {
-            limiter: self.clone(),
-            parts,
-            call,
-            goes_on,
-        }
+            let settled = match parts.get(1) {
+                Some(second) => StoreFuture::all(vec![settled(first), settled(second)]),
+                None => settled(first).map(|usage| vec![Ok(usage)]),
+            };
+            settled.map(move |usages| {
+                let usages = usages.into_iter();
+                let as_decided = |usage: Usage| if local { usage.local() } else { usage };
+                usages.map(|usage| usage.map(as_decided)).collect()
+            })
+        };
+        let to = self.where_decided(local, timeout);
+        let answer = match self.inner.caller.call(to, || info(first), settle) {
+            Calling::Ready(answer) => answer,
+            Calling::Waits(call) => call.await,
+        };
+        drop(ending);
+        let settled = self.settled(&parts, answer);
+        (parts, settled)
     }
 
     /// Notes the results one by one.
@@ -242,9 +238,7 @@ impl Limiter {
                 let reports = &self.inner.jobs.reports;
                 reports.contribute_settled(settlement, usage);
                 self.events().completion(call, local, timing);
-                if self.inner.wanted & NOTICES != 0 {
-                    near_limit::notice(usage, self.inner.notice_percent, self.events());
-                }
+                self.notice(usage);
             }
             Err(error) => {
                 let outcome = RequestOutcome::Failed;
@@ -262,61 +256,39 @@ impl Limiter {
     }
 }
 
-/// A settlement of the parts of one check.
-struct Settling {
-    limiter: Limiter,
-    parts: Vec<Settlement>,
-    /// `None` when it has ended, or without parts.
-    call: Option<(Calling<Settled>, Option<GivenBack>)>,
-    /// Whether it goes on in the background if its caller leaves.
-    goes_on: bool,
-}
-
 type Ended = (Vec<Settlement>, Settled);
 
-impl Future for Settling {
-    type Output = Ended;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Ended> {
-        let this = &mut *self;
-        let answer = if let Some((Calling::Waits(call), _)) = &mut this.call {
-            let answer = ready!(Pin::new(call).poll(cx));
-            this.call = None;
-            answer
-        } else if let Some((Calling::Ready(answer), _)) = this.call.take() {
-            answer
-        } else {
-            return Poll::Ready(Ended::default());
-        };
-        let settled = this.limiter.settled(&this.parts, answer);
-        Poll::Ready((mem::take(&mut this.parts), settled))
-    }
+/// A settlement that goes on in the background if its caller leaves.
+struct GoesOn<'a> {
+    limiter: &'a Limiter,
+    /// `None` when it has ended.
+    settling: Option<Pin<Box<dyn Future<Output = Ended> + Send>>>,
 }
 
-impl Drop for Settling {
+impl Drop for GoesOn<'_> {
     fn drop(&mut self) {
-        let goes_on = self.goes_on;
-        let Some(call) = self.call.take().filter(|_| goes_on) else {
+        let Some(settling) = self.settling.take() else {
             return;
         };
         let limiter = self.limiter.clone();
-        let rest = Self {
-            limiter: limiter.clone(),
-            parts: mem::take(&mut self.parts),
-            call: Some(call),
-            goes_on: false,
-        };
         self.limiter.in_background(async move {
-            let (mut parts, settled) = rest.await;
-            let mut settled = settled.iter();
-            let is_unsent = |settled: &Result<_, StoreError>| {
-                settled.as_ref().is_err_and(StoreError::is_unsent)
-            };
-            parts.retain(|_| settled.next().is_some_and(is_unsent));
-            let each = limiter.inner.caller.timeout();
+            let (mut parts, settled) = settling.await;
+            retain_unsent(&mut parts, &settled);
+            let each = limiter.call_timeout();
             limiter.settle_patiently(parts, each).await;
         });
     }
+}
+
+/// The error of a settlement that was surely not sent.
+fn unsent(settled: &Result<Usage, StoreError>) -> Option<&StoreError> {
+    settled.as_ref().err().filter(|error| error.is_unsent())
+}
+
+/// Keeps the parts that were surely not sent.
+fn retain_unsent(parts: &mut Vec<Settlement>, settled: &[Result<Usage, StoreError>]) {
+    let mut settled = settled.iter();
+    parts.retain(|_| settled.next().is_some_and(|it| unsent(it).is_some()));
 }
 
 /// The usage after these parts of a check were settled, with that of the shadows.

@@ -1,7 +1,5 @@
 //! The usage of one identity: a report, and a reset of everything.
 
-use std::collections::HashSet;
-
 use super::{Limiter, caller::To, decide::Ask};
 use crate::{
     domain::{
@@ -13,7 +11,6 @@ use crate::{
         operation::Operation,
         policies::CurrentPolicy,
         policy::Policy,
-        rule::Rule,
     },
     observe::{CallInfo, CallKind},
     store::Store,
@@ -108,18 +105,11 @@ impl Limiter {
         let charges = policies.iter();
         let charges = charges.map(|policy| Charge::new(policy, key.clone(), 0));
         let charges: Vec<Charge> = charges.collect();
-        // Policies of one name have one count, but for slots: these have one for each window.
-        let mut counts = HashSet::new();
-        let count_of = |policy: &Policy| {
-            let rule = policy.rules().first().filter(|_| policy.is_concurrency());
-            (policy.name().to_owned(), rule.map(Rule::window))
-        };
-        let distinct = policies.iter().filter(|it| counts.insert(count_of(it)));
-        let resets = distinct.map(|policy| Operation::Reset {
+        let reset = |policy: &Policy| Operation::Reset {
             policy: policy.clone(),
             key: key.clone(),
-        });
-        let resets: Vec<Operation> = resets.collect();
+        };
+        let resets: Vec<Operation> = policies.iter().map(reset).collect();
         // The memory store answers at once, and its result does not matter.
         drop(self.inner.fallback.local.call(resets.clone()));
         let reset = policies.iter().map(|policy| (policy, key));

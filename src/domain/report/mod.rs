@@ -32,13 +32,6 @@ impl Account {
         matches!(self, Self::Denials)
     }
 
-    pub(crate) fn is_about(&self, by: &Policy, to: &Key) -> bool {
-        match self {
-            Self::Contributors { policy, key } => policy.name() == by.name() && key == to,
-            Self::Denials => false,
-        }
-    }
-
     /// Returns how many labels a store keeps for a span.
     pub(crate) const fn kept(&self) -> usize {
         match self {

@@ -1,7 +1,6 @@
 //! [`Slot`]: holds slots of concurrency policies, renews them, and returns them when it is dropped.
 
 mod keeper;
-mod unanswered;
 
 use std::{
     fmt,
@@ -14,7 +13,7 @@ use std::{
 use smallvec::SmallVec;
 use tokio::sync::Notify;
 
-pub(super) use self::{keeper::Keeper, unanswered::Unanswered};
+pub(super) use self::keeper::Keeper;
 
 use super::{FOR_EVER, Limiter};
 use crate::clock::now_ms;
@@ -145,14 +144,14 @@ impl Limiter {
         holding
     }
 
-    /// Returns the slots that a check may have taken and that no caller holds: at once, and once more a while later if a
-    /// return may overtake the check.
-    fn return_unheld(&self, check: &Check, is_local: bool, known_after: Duration) {
+    /// Returns the slots that a check may have taken and that no caller holds: at once, and once more a timeout later if the
+    /// store does not hold them yet, since the return may have overtaken the check.
+    pub(super) fn return_unheld(&self, check: &Check) {
+        let (keeper, again_after) = (&self.inner.jobs.keeper, self.call_timeout());
         let charges = check.all_charges().iter();
         for charge in charges.filter(|charge| charge.takes_slots()) {
-            let holding = self.holding(charge, State::Returned, is_local, false);
-            let keeper = &self.inner.jobs.keeper;
-            keeper.end(&holding, known_after);
+            let holding = self.holding(charge, State::Returned, false, false);
+            keeper.end(&holding, again_after);
         }
     }
 
