@@ -75,7 +75,10 @@ pub struct Calendar {
 }
 
 /// The boundaries of some periods, in their order. Mostly there are no more: those of days around two days.
-pub(crate) type Boundaries = SmallVec<[u64; 8]>;
+pub(crate) type Boundaries = SmallVec<[u64; 10]>;
+
+/// How far around a time to read periods: the server's clock is hardly further away.
+const MOST_AROUND_MS: u64 = 48 * 3_600_000;
 
 /// The boundaries around a time, in ms since the Unix epoch: `start_ms <= time < end_ms`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,16 +119,22 @@ impl Calendar {
 
     /// Returns the period that contains this time, and the ends of the three after it.
     pub(crate) fn periods(self, at_ms: u64) -> Periods {
-        self.zone.periods(self, at_ms)
+        self.zone.read(self, (at_ms, 0), |it| Periods {
+            start_ms: it[0],
+            end_ms: it[1],
+            later_ends_ms: [it[2], it[3], it[4]],
+        })
     }
 
-    /// Returns the boundaries of the periods that contain a time within `around_ms` of this one, in their order, and of
-    /// the two periods after them. The first is the start of a period, and the others are ends.
+    /// Returns the boundaries of the periods that contain a time within 48 h of this one, in their order, and of the two
+    /// periods after them. The first is the start of a period, and the others are ends.
     ///
     /// Among them, a store with another clock finds its own period, and the ends that the store believes.
     #[cfg_attr(not(feature = "redis"), allow(dead_code))]
-    pub(crate) fn boundaries_ms(self, at_ms: u64, around_ms: u64) -> Boundaries {
-        self.zone.boundaries_ms(self, at_ms, around_ms)
+    pub(crate) fn boundaries_ms(self, at_ms: u64) -> Boundaries {
+        let around = (at_ms, MOST_AROUND_MS);
+        let but_last = |it: &[u64]| it[..it.len() - 1].into();
+        self.zone.read(self, around, but_last)
     }
 
     /// Returns a number that distinguishes this calendar from all others, and stays the same in every process: the

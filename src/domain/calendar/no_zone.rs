@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::{Boundaries, Calendar, Periods};
+use super::Calendar;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Zone {}
@@ -20,11 +20,7 @@ impl Zone {
         match self {}
     }
 
-    pub(super) const fn periods(self, _: Calendar, _: u64) -> Periods {
-        match self {}
-    }
-
-    pub(super) const fn boundaries_ms(self, _: Calendar, _: u64, _: u64) -> Boundaries {
+    pub(super) fn read<T>(self, _: Calendar, _: (u64, u64), _: impl FnOnce(&[u64]) -> T) -> T {
         match self {}
     }
 }

@@ -1,6 +1,6 @@
 //! The boundaries of periods: the first instants of days, by the clocks of a time zone.
 
-use std::{cell::Cell, time::Duration};
+use std::{cell::RefCell, time::Duration};
 
 use jiff::{
     Timestamp,
@@ -9,70 +9,53 @@ use jiff::{
 };
 use smallvec::smallvec;
 
-use super::{Boundaries, Calendar, Period, Periods};
+use super::{Boundaries, Calendar, MOST_AROUND_MS, Period};
 
 /// Later times count as this one, in the year 9000, since dates end with the year 9999.
 const LAST_MS: u64 = 221_845_392_000_000;
 
-/// Each thread keeps the periods of this many calendars, so that few checks compute any.
+/// Each thread keeps the boundaries of this many calendars, so that few checks compute any.
 const KEPT: usize = 16;
 
+/// How many ends a question needs that are later than its last time.
+const LATER: usize = 4;
+
+type Kept = RefCell<Option<(Calendar, Boundaries)>>;
+
 thread_local! {
-    static LATEST: [Cell<Option<(Calendar, Periods)>>; KEPT] = const { [const { Cell::new(None) }; KEPT] };
-    static LATEST_BOUNDARIES: [KeptBoundaries; KEPT] = const { [const { Cell::new(None) }; KEPT] };
+    static LATEST: [Kept; KEPT] = const { [const { RefCell::new(None) }; KEPT] };
 }
 
-/// Returns the periods around a time: mostly those of the last question.
-pub(super) fn cached(calendar: Calendar, place: usize, zone: &TimeZone, at_ms: u64) -> Periods {
-    LATEST.with(|latest| {
-        let kept = &latest[place % KEPT];
-        if let Some((of, periods)) = kept.get()
-            && of == calendar
-            && periods.start_ms <= at_ms
-            && at_ms < periods.end_ms
-        {
-            return periods;
-        }
-        let periods = Days { calendar, zone }.periods(at_ms);
-        kept.set(Some((calendar, periods)));
-        periods
-    })
-}
-
-/// The boundaries of a calendar that a thread keeps, and how far around a time they reach.
-type KeptBoundaries = Cell<Option<(Calendar, u64, Boundaries)>>;
-
-/// Returns the boundaries of the periods that contain a time within `around_ms` of this one, and the ends of two more.
-pub(super) fn cached_boundaries(
+/// Reads the boundaries of the periods that contain a time within `reach_ms` of this one, and the ends of three more:
+/// mostly they are among those of the last question.
+pub(super) fn read<T>(
     calendar: Calendar,
     place: usize,
     zone: &TimeZone,
-    at_ms: u64,
-    around_ms: u64,
-) -> Boundaries {
-    let (first_ms, last_ms) = (
-        at_ms.saturating_sub(around_ms),
-        at_ms.saturating_add(around_ms).min(LAST_MS),
-    );
-    LATEST_BOUNDARIES.with(|latest| {
-        let place = &latest[place % KEPT];
-        let kept = place.take().filter(|(of, reach, boundaries)| {
-            *of == calendar && *reach == around_ms && are_around(boundaries, first_ms, last_ms)
+    (at_ms, reach_ms): (u64, u64),
+    read: impl FnOnce(&[u64]) -> T,
+) -> T {
+    let around = |reach_ms| {
+        let last_ms = at_ms.saturating_add(reach_ms).min(LAST_MS);
+        (at_ms.saturating_sub(reach_ms).min(LAST_MS), last_ms)
+    };
+    let (first_ms, last_ms) = around(reach_ms);
+    LATEST.with(|latest| {
+        let mut kept = latest[place % KEPT].borrow_mut();
+        let known = kept.take().filter(|(of, all)| {
+            *of == calendar && all[0] <= first_ms && last_ms < all[all.len() - LATER]
         });
-        let (.., boundaries) = kept.unwrap_or_else(|| {
-            let days = Days { calendar, zone };
-            (calendar, around_ms, days.boundaries(first_ms, last_ms))
-        });
-        place.set(Some((calendar, around_ms, boundaries.clone())));
-        boundaries
+        let (_, all) = kept.insert(known.unwrap_or_else(|| {
+            let (first_ms, last_ms) = around(MOST_AROUND_MS);
+            (
+                calendar,
+                Days { calendar, zone }.boundaries(first_ms, last_ms),
+            )
+        }));
+        let begin = all.partition_point(|start_ms| *start_ms <= first_ms);
+        let end = all.partition_point(|end_ms| *end_ms <= last_ms);
+        read(&all[begin.saturating_sub(1)..end + LATER])
     })
-}
-
-/// Whether the first of these periods contains the first time, and the third from last ends after the last.
-fn are_around(boundaries: &[u64], first_ms: u64, last_ms: u64) -> bool {
-    let holds = |pair: &[u64], at_ms| pair[0] <= at_ms && at_ms < pair[1];
-    let last = boundaries.len() - 4;
-    holds(boundaries, first_ms) && holds(&boundaries[last..], last_ms)
 }
 
 /// The first days of the periods of a calendar.
@@ -82,26 +65,11 @@ struct Days<'a> {
 }
 
 impl Days<'_> {
-    fn periods(&self, at_ms: u64) -> Periods {
-        let first = self.first_day_at(at_ms);
-        let (end, end_ms) = self.end_after(first, self.start_ms(first));
-        let mut last = (end, end_ms);
-        let later_ends_ms = [(); 3].map(|()| {
-            last = self.end_after(last.0, last.1);
-            last.1
-        });
-        Periods {
-            start_ms: self.start_ms(first),
-            end_ms,
-            later_ends_ms,
-        }
-    }
-
     fn boundaries(&self, first_ms: u64, last_ms: u64) -> Boundaries {
         let mut day = self.first_day_at(first_ms);
         let mut boundaries = smallvec![self.start_ms(day)];
         let mut later = 0;
-        while later < 3 {
+        while later < LATER {
             let end_ms;
             (day, end_ms) = self.end_after(day, boundaries[boundaries.len() - 1]);
             boundaries.push(end_ms);
@@ -220,12 +188,9 @@ mod tests {
     fn a_day_whose_midnight_is_skipped_with_time_before_it_begins_at_the_change() {
         let zone = TimeZone::posix("STD0DST-2,J2/23:00,J300/0:00").unwrap(); // from 23:00 of the 2nd to 1:00 of the 3rd
         let change_ms = 2 * DAY_MS - 3_600_000;
-        assert_eq!(daily(&zone).periods(change_ms - 1).end_ms, change_ms);
-        let third = daily(&zone).periods(change_ms);
-        assert_eq!(
-            (third.start_ms, third.end_ms),
-            (change_ms, 3 * DAY_MS - 7_200_000)
-        );
+        let period = |at_ms| daily(&zone).boundaries(at_ms, at_ms)[..2].to_vec();
+        assert_eq!(period(change_ms - 1)[1], change_ms);
+        assert_eq!(period(change_ms), [change_ms, 3 * DAY_MS - 7_200_000]);
     }
 
     #[test]
@@ -238,8 +203,7 @@ mod tests {
             let rule: crate::domain::rule::Rule = format!("1/{text}").parse().unwrap();
             let calendar = rule.in_calendar().unwrap();
             for at_ms in (0..200).map(|hours| 1_325_030_400_000 + hours * 3_600_000) {
-                let around_ms = 48 * 3_600_000;
-                let boundaries = calendar.boundaries_ms(at_ms, around_ms);
+                let boundaries = calendar.boundaries_ms(at_ms);
                 let (first_ms, last_ms) = (at_ms - 2 * DAY_MS, at_ms + 2 * DAY_MS);
                 assert!(boundaries[0] <= first_ms && boundaries[1] > first_ms);
                 let later = boundaries.iter().filter(|end| **end > last_ms);

@@ -8,7 +8,7 @@ use std::{
 
 use jiff::tz::TimeZone;
 
-use super::{Boundaries, Calendar, Periods, periods};
+use super::{Calendar, periods};
 
 /// A time zone of the compiled database: its place in the table of all of them.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -54,23 +54,13 @@ impl Zone {
         ALL[usize::from(self.0)].name
     }
 
-    pub(super) fn periods(self, calendar: Calendar, at_ms: u64) -> Periods {
-        periods::cached(calendar, usize::from(self.0), self.rules(), at_ms)
-    }
-
-    pub(super) fn boundaries_ms(
+    pub(super) fn read<T>(
         self,
         calendar: Calendar,
-        at_ms: u64,
-        around_ms: u64,
-    ) -> Boundaries {
-        periods::cached_boundaries(
-            calendar,
-            usize::from(self.0),
-            self.rules(),
-            at_ms,
-            around_ms,
-        )
+        around: (u64, u64),
+        read: impl FnOnce(&[u64]) -> T,
+    ) -> T {
+        periods::read(calendar, self.0.into(), self.rules(), around, read)
     }
 
     /// Returns how the clocks of this zone were and will be set.

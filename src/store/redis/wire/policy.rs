@@ -11,9 +11,6 @@ use crate::domain::{
     window::{Spec, label},
 };
 
-/// How far around a time to send the periods of the calendar: the server's clock is hardly further away.
-const AROUND_MS: u64 = 48 * 3_600_000;
-
 /// How the fast path decides under a rule, and the bytes of the totals that a new section has.
 struct Part {
     label: [u64; 2],
@@ -50,7 +47,7 @@ pub(super) fn push_policy(arg: &mut Vec<u8>, policy: &Policy, near_ms: u64) {
     let encoded = &policy.marks().encoded;
     arg.extend_from_slice(encoded.get_or_init(|| encode(policy.rules()).into()));
     for calendar in policy.rules().iter().filter_map(Rule::in_calendar) {
-        let boundaries = calendar.boundaries_ms(near_ms, AROUND_MS);
+        let boundaries = calendar.boundaries_ms(near_ms);
         push_number(arg, boundaries.len() as u64, 1);
         for boundary in boundaries {
             push_number(arg, boundary, 6);
