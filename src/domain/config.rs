@@ -8,10 +8,8 @@ use std::{borrow::Cow, fmt};
 
 use serde::{
     Deserialize, Deserializer, Serialize, Serializer,
-    de::{
-        DeserializeSeed, Error, MapAccess, SeqAccess, Unexpected, Visitor,
-        value::MapAccessDeserializer,
-    },
+    de::{DeserializeSeed, Error, MapAccess, SeqAccess, Unexpected, Visitor},
+    ser::SerializeMap,
 };
 
 use crate::domain::{
@@ -42,6 +40,127 @@ macro_rules! as_text {
 }
 as_text!(Rule, Unit);
 
+/// Lists the fields of a policy, all of which may be absent.
+macro_rules! fields {
+    ($($field:ident: $type:ty),+) => {
+        #[derive(Clone, Default, PartialEq, Serialize)]
+        #[serde(rename = "Policy")]
+        struct Fields {$(
+            #[serde(skip_serializing_if = "Option::is_none")]
+            $field: Option<$type>,
+        )+}
+
+        #[derive(Deserialize)]
+        #[serde(field_identifier)]
+        #[allow(non_camel_case_types, reason = "each is written as its field")]
+        enum Field { $($field),+ }
+
+        const FIELDS: &[&str] = &[$(stringify!($field)),+];
+
+        impl Fields {
+            fn read<'de, A: MapAccess<'de>>(&mut self, field: Field, map: &mut A) -> Result<(), A::Error> {
+                match field {
+                    $(Field::$field => once(&mut self.$field, map.next_value()?, stringify!($field))),+
+                }
+            }
+        }
+    };
+}
+
+// In a set, the name stands before the others. The strikes and the time of a ban are both given, or neither.
+fields!(
+    name: String, rules: String, strikes: String, ban: String, on_failure: FailurePolicy, shadow: bool, unit: Unit,
+    hidden: bool
+);
+
+fn once<T, E: Error>(field: &mut Option<T>, value: Option<T>, name: &'static str) -> Result<(), E> {
+    match field {
+        None => {
+            *field = value;
+            Ok(())
+        }
+        Some(_) => Err(E::duplicate_field(name)),
+    }
+}
+
+impl Fields {
+    fn of(policy: &Policy) -> Self {
+        let ban = policy.ban_config();
+        Self {
+            name: None,
+            rules: Some(policy.to_string()),
+            strikes: ban.map(|ban| ban.strikes().to_string()),
+            ban: ban.map(|ban| ban.times_text()),
+            on_failure: policy.failure_policy(),
+            shadow: policy.is_shadow().then_some(true),
+            unit: policy.set_unit().cloned(),
+            hidden: policy.is_hidden().then_some(true),
+        }
+    }
+
+    /// Builds the policy while the map is read, so that an error has the position in the file.
+    fn policy<'de, A: MapAccess<'de>>(mut map: A, name: Option<&str>) -> Result<Policy, A::Error> {
+        let mut fields = Self::default();
+        while let Some(field) = map.next_key()? {
+            match field {
+                Field::name if name.is_some() => {
+                    return Err(A::Error::unknown_field("name", &FIELDS[1..]));
+                }
+                Field::rules => {
+                    let policy = name.or(fields.name.as_deref());
+                    let rules = map.next_value_seed(RulesOf {
+                        policy,
+                        in_list: false,
+                    })?;
+                    once(&mut fields.rules, Some(rules), "rules")?;
+                }
+                field => fields.read(field, &mut map)?,
+            }
+        }
+        let own = fields.name.take();
+        let name = name.or(own.as_deref());
+        fields.build(name.ok_or_else(|| A::Error::missing_field("name"))?)
+    }
+
+    fn build<E: Error>(self, name: &str) -> Result<Policy, E> {
+        let rules = self.rules.ok_or_else(|| E::missing_field("rules"))?;
+        // An error names the policy, since the position in the file may be that of a whole map.
+        let mut policy = Policy::parse(name, &rules).map_err(E::custom)?;
+        let wrong = |why: &dyn fmt::Display| E::custom(format_args!("policy `{name}`: {why}"));
+        match (self.strikes, self.ban) {
+            (None, None) => {}
+            (Some(strikes), Some(time)) => {
+                let ban = Ban::from_parts(&strikes, &time);
+                policy = policy.ban(ban.map_err(|why| wrong(&why))?);
+            }
+            (Some(_), None) => {
+                return Err(wrong(&"`strikes` needs `ban`: for how long, such as `1h`"));
+            }
+            (None, Some(_)) => {
+                return Err(wrong(
+                    &"`ban` needs `strikes`: after how many, such as `5/10m`; `ban` itself is only the time, such as `1h`",
+                ));
+            }
+        }
+        if let Some(error) = policy.idle_ban() {
+            return Err(E::custom(error));
+        }
+        if let Some(on_failure) = self.on_failure {
+            policy = policy.on_failure(on_failure);
+        }
+        if let Some(unit) = self.unit {
+            policy = policy.unit(unit);
+        }
+        if self.hidden == Some(true) {
+            policy = policy.hidden();
+        }
+        Ok(match self.shadow {
+            Some(true) => policy.shadow(),
+            _ => policy,
+        })
+    }
+}
+
 impl Serialize for Policy {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let name = Some(self.name().to_owned());
@@ -56,18 +175,6 @@ impl<'de> Deserialize<'de> for Policy {
     }
 }
 
-const FIELDS: &[&str] = &[
-    "name",
-    "rules",
-    "strikes",
-    "ban",
-    "on_failure",
-    "shadow",
-    "unit",
-    "hidden",
-];
-
-/// Builds the policy while the map is read, so that an error has the position in the file.
 struct PolicyVisitor;
 
 impl<'de> Visitor<'de> for PolicyVisitor {
@@ -78,16 +185,24 @@ impl<'de> Visitor<'de> for PolicyVisitor {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Policy, A::Error> {
-        let mut fields = Fields::deserialize(MapAccessDeserializer::new(map))?;
-        let name = fields.name.take();
-        fields.policy(&name.ok_or_else(|| A::Error::missing_field("name"))?)
+        Fields::policy(map, None)
     }
 }
 
 impl Serialize for Policies {
+    /// Writes the rules alone where nothing else is set.
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let entries = self.iter().map(|policy| (policy.name(), Entry::of(policy)));
-        serializer.collect_map(entries)
+        let mut map = serializer.serialize_map(Some(self.iter().count()))?;
+        for policy in self.iter() {
+            let mut fields = Fields::of(policy);
+            let rules = fields.rules.take();
+            if fields == Fields::default() {
+                map.serialize_entry(policy.name(), &rules)?;
+            } else {
+                map.serialize_entry(policy.name(), &Fields { rules, ..fields })?;
+            }
+        }
+        map.end()
     }
 }
 
@@ -97,120 +212,36 @@ impl<'de> Deserialize<'de> for Policies {
     }
 }
 
-/// The fields of a policy; without the name in a set, where the name stands before them.
-#[derive(Serialize, Deserialize)]
-#[serde(rename = "Policy", deny_unknown_fields)]
-struct Fields {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    name: Option<String>,
-    rules: Rules,
-    /// The strikes and the time of a ban: both, or neither.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    strikes: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    ban: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    on_failure: Option<FailurePolicy>,
-    #[serde(default, skip_serializing_if = "is_false")]
-    shadow: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    unit: Option<Unit>,
-    #[serde(default, skip_serializing_if = "is_false")]
-    hidden: bool,
-}
+struct PoliciesVisitor;
 
-#[derive(Deserialize)]
-#[serde(field_identifier, rename_all = "snake_case")]
-enum Field {
-    Rules,
-    Strikes,
-    Ban,
-    OnFailure,
-    Shadow,
-    Unit,
-    Hidden,
-}
+impl<'de> Visitor<'de> for PoliciesVisitor {
+    type Value = Policies;
 
-impl Fields {
-    fn of(policy: &Policy) -> Self {
-        let ban = policy.ban_config();
-        Self {
-            name: None,
-            rules: Rules(policy.to_string()),
-            strikes: ban.map(|ban| ban.strikes().to_string()),
-            ban: ban.map(|ban| ban.times_text()),
-            on_failure: policy.failure_policy(),
-            shadow: policy.is_shadow(),
-            unit: policy.set_unit().cloned(),
-            hidden: policy.is_hidden(),
-        }
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a map from policies' names to their rules")
     }
 
-    fn policy<E: Error>(self, name: &str) -> Result<Policy, E> {
-        // An error names the policy, since the position in the file may be that of a whole map.
-        let mut policy = Policy::parse(name, &self.rules.0).map_err(E::custom)?;
-        let wrong = |why: &dyn fmt::Display| E::custom(format_args!("policy `{name}`: {why}"));
-        policy = match (self.strikes, self.ban) {
-            (None, None) => policy,
-            (Some(strikes), Some(time)) => {
-                let ban = Ban::from_parts(&strikes, &time);
-                policy.ban(ban.map_err(|why| wrong(&why))?)
-            }
-            (Some(_), None) => {
-                return Err(wrong(&"`strikes` needs `ban`: for how long, such as `1h`"));
-            }
-            (None, Some(_)) => {
-                return Err(wrong(
-                    &"`ban` needs `strikes`: after how many, such as `5/10m`; `ban` itself is only the time, such as `1h`",
-                ));
-            }
-        };
-        if let Some(error) = policy.idle_ban() {
-            return Err(E::custom(error));
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Policies, A::Error> {
+        let mut policies = Vec::new();
+        while let Some(Name(name)) = map.next_key()? {
+            policies.push(map.next_value_seed(Named(&name))?);
         }
-        if let Some(on_failure) = self.on_failure {
-            policy = policy.on_failure(on_failure);
-        }
-        if let Some(unit) = self.unit {
-            policy = policy.unit(unit);
-        }
-        if self.hidden {
-            policy = policy.hidden();
-        }
-        Ok(if self.shadow { policy.shadow() } else { policy })
+        Policies::new(policies).map_err(A::Error::custom)
     }
 }
 
-#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
-const fn is_false(it: &bool) -> bool {
-    !*it
-}
+/// The name of a policy.
+struct Name<'de>(Cow<'de, str>);
 
-/// The value of one name in a set, in the form that is written.
-#[derive(Serialize)]
-#[serde(untagged)]
-enum Entry {
-    Rules(Rules),
-    Fields(Fields),
-}
-
-impl Entry {
-    fn of(policy: &Policy) -> Self {
-        let is_plain = policy.failure_policy().is_none()
-            && policy.ban_config().is_none()
-            && policy.set_unit().is_none()
-            && !policy.is_shadow()
-            && !policy.is_hidden();
-        if is_plain {
-            Self::Rules(Rules(policy.to_string()))
-        } else {
-            Self::Fields(Fields::of(policy))
-        }
+impl<'de> Deserialize<'de> for Name<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let name = Cow::<str>::deserialize(deserializer)?;
+        check_name(&name).map_err(D::Error::custom)?;
+        Ok(Self(name))
     }
 }
 
-/// Reads the value of one name in a set. An untagged enum would hide the cause of an error. The policy is built while
-/// the value is read, so that an error has the position in the file.
+/// Reads the value of one name in a set. An untagged enum would hide the cause of an error.
 #[derive(Clone, Copy)]
 struct Named<'a>(&'a str);
 
@@ -237,142 +268,60 @@ impl<'de> Visitor<'de> for Named<'_> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Policy, A::Error> {
-        let Rules(rules) = RulesOf::policy(self.0).visit_seq(list)?;
-        Policy::parse(self.0, &rules).map_err(A::Error::custom)
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Policy, A::Error> {
-        // Not derived: a derived struct would report an error of a rule without its position.
-        let (mut rules, mut strikes, mut ban) = (None, None, None);
-        let (mut on_failure, mut shadow) = (None, None);
-        let (mut unit, mut hidden) = (None, None);
-        while let Some(field) = map.next_key()? {
-            match field {
-                Field::Rules => {
-                    let value = map.next_value_seed(RulesOf::policy(self.0))?;
-                    once(&mut rules, value, "rules")?;
-                }
-                Field::Strikes => once(&mut strikes, map.next_value()?, "strikes")?,
-                Field::Ban => once(&mut ban, map.next_value()?, "ban")?,
-                Field::OnFailure => once(&mut on_failure, map.next_value()?, "on_failure")?,
-                Field::Shadow => once(&mut shadow, map.next_value()?, "shadow")?,
-                Field::Unit => once(&mut unit, map.next_value()?, "unit")?,
-                Field::Hidden => once(&mut hidden, map.next_value()?, "hidden")?,
-            }
+        let policy = Some(self.0);
+        let rules = RulesOf {
+            policy,
+            in_list: false,
         }
-        let fields = Fields {
-            name: None,
-            rules: rules.ok_or_else(|| A::Error::missing_field("rules"))?,
-            strikes,
-            ban,
-            on_failure,
-            shadow: shadow.unwrap_or(false),
-            unit,
-            hidden: hidden.unwrap_or(false),
-        };
-        fields.policy(self.0)
+        .visit_seq(list)?;
+        self.visit_str(&rules)
     }
-}
 
-fn once<T, E: Error>(field: &mut Option<T>, value: T, name: &'static str) -> Result<(), E> {
-    match field.replace(value) {
-        None => Ok(()),
-        Some(_) => Err(E::duplicate_field(name)),
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Policy, A::Error> {
+        Fields::policy(map, Some(self.0))
     }
 }
 
 /// Reads the rules of a policy, or one text in a list of them. If the name of the policy is known, a wrong rule is an
 /// error at once, so that the error has the position of that text.
-#[derive(Default)]
 struct RulesOf<'a> {
     policy: Option<&'a str>,
     in_list: bool,
 }
 
-impl<'a> RulesOf<'a> {
-    const fn policy(name: &'a str) -> Self {
-        Self {
-            policy: Some(name),
-            in_list: false,
-        }
-    }
-}
-
 impl<'de> DeserializeSeed<'de> for RulesOf<'_> {
-    type Value = Rules;
+    type Value = String;
 
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Rules, D::Error> {
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<String, D::Error> {
         deserializer.deserialize_any(self)
     }
 }
 
 impl<'de> Visitor<'de> for RulesOf<'_> {
-    type Value = Rules;
+    type Value = String;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("rules: `10/1s,120/1m`, or a list of them")
     }
 
-    fn visit_str<E: Error>(self, text: &str) -> Result<Rules, E> {
+    fn visit_str<E: Error>(self, text: &str) -> Result<String, E> {
         // Errors about several rules, or the name, appear when the policy is built.
         if let Some(name) = self.policy {
             parse_rules(name, text).map_err(E::custom)?;
         }
-        Ok(Rules(text.to_owned()))
+        Ok(text.to_owned())
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Rules, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<String, A::Error> {
         if self.in_list {
             return Err(A::Error::invalid_type(Unexpected::Seq, &"a rule"));
         }
-        let one = || Self {
-            in_list: true,
-            ..self
-        };
+        let (policy, in_list) = (self.policy, true);
         let mut rules = Vec::new();
-        while let Some(Rules(rule)) = list.next_element_seed(one())? {
+        while let Some(rule) = list.next_element_seed(RulesOf { policy, in_list })? {
             rules.push(rule);
         }
-        Ok(Rules(rules.join(",")))
-    }
-}
-
-/// The name of a policy.
-struct Name<'de>(Cow<'de, str>);
-
-impl<'de> Deserialize<'de> for Name<'de> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let name = Cow::<str>::deserialize(deserializer)?;
-        check_name(&name).map_err(D::Error::custom)?;
-        Ok(Self(name))
-    }
-}
-
-/// The text of a policy's rules, in the form that [`Policy::parse`] reads.
-#[derive(Serialize)]
-struct Rules(String);
-
-impl<'de> Deserialize<'de> for Rules {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        RulesOf::default().deserialize(deserializer)
-    }
-}
-
-struct PoliciesVisitor;
-
-impl<'de> Visitor<'de> for PoliciesVisitor {
-    type Value = Policies;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a map from policies' names to their rules")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Policies, A::Error> {
-        let mut policies = Vec::new();
-        while let Some(Name(name)) = map.next_key()? {
-            policies.push(map.next_value_seed(Named(&name))?);
-        }
-        Policies::new(policies).map_err(A::Error::custom)
+        Ok(rules.join(","))
     }
 }
 
