@@ -55,10 +55,8 @@ pub(crate) struct BucketState {
 
 impl Bucket {
     pub(crate) const fn new(spec: BucketSpec) -> Self {
-        let state = BucketState {
-            deficit: 0,
-            at_ms: 0,
-        };
+        let (deficit, at_ms) = (0, 0);
+        let state = BucketState { deficit, at_ms };
         Self { spec, state }
     }
 
@@ -70,19 +68,21 @@ impl Bucket {
         self.spec
     }
 
-    pub(crate) const fn is_full(&self) -> bool {
+    /// Returns whether the bucket is full.
+    pub(crate) const fn is_empty(&self) -> bool {
         self.state.deficit == 0
     }
 
     /// Returns when the bucket is full; 0 if it is full now.
-    pub(crate) const fn full_at(&self) -> u64 {
-        if self.is_full() {
-            return 0;
+    pub(crate) const fn release_ms(&self) -> u64 {
+        match self.state {
+            BucketState { deficit: 0, .. } => 0,
+            BucketState { deficit, at_ms } => self.spec.full_at(at_ms, deficit),
         }
-        self.spec.full_at(self.state.at_ms, self.state.deficit)
     }
 
-    pub(crate) fn look(&self, now_ms: u64, limit: u64) -> Count {
+    /// The time at which any cost fits follows from the deficit.
+    pub(crate) fn look(&self, now_ms: u64, limit: u64, _cost: u64) -> Count {
         let (deficit, at_ms) = self.at(now_ms, limit);
         count(deficit, at_ms)
     }

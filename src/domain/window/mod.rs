@@ -122,6 +122,18 @@ pub(crate) enum Section {
     Calendar(PeriodCount),
 }
 
+/// Does the same for a section of any kind.
+macro_rules! each {
+    ($section:expr, $it:ident => $result:expr) => {
+        match $section {
+            Self::Steps($it) => $result,
+            Self::Concurrency($it) => $result,
+            Self::Bucket($it) => $result,
+            Self::Calendar($it) => $result,
+        }
+    };
+}
+
 impl Section {
     pub(crate) const fn new(spec: Spec) -> Self {
         match spec {
@@ -143,32 +155,17 @@ impl Section {
 
     /// Returns whether nothing is kept: nothing was charged, or all charges were dropped.
     pub(crate) fn is_empty(&self) -> bool {
-        match self {
-            Self::Steps(queue) => queue.is_empty(),
-            Self::Concurrency(slots) => slots.is_empty(),
-            Self::Bucket(bucket) => bucket.is_full(),
-            Self::Calendar(count) => count.is_empty(),
-        }
+        each!(self, it => it.is_empty())
     }
 
     /// Returns when nothing counts any more; 0 when nothing counts now.
     pub(crate) fn release_ms(&self) -> u64 {
-        match self {
-            Self::Steps(queue) => queue.release_ms(),
-            Self::Concurrency(slots) => slots.release_ms(),
-            Self::Bucket(bucket) => bucket.full_at(),
-            Self::Calendar(count) => count.release_ms(),
-        }
+        each!(self, it => it.release_ms())
     }
 
     /// Returns the units that count now, and when `cost` fits under `limit` if it does not fit yet.
     pub(crate) fn look(&self, now_ms: u64, limit: u64, cost: u64) -> Count {
-        match self {
-            Self::Steps(queue) => queue.look(now_ms, limit, cost),
-            Self::Concurrency(slots) => slots.look(now_ms, limit, cost),
-            Self::Bucket(bucket) => bucket.look(now_ms, limit),
-            Self::Calendar(count) => count.look(now_ms, limit, cost),
-        }
+        each!(self, it => it.look(now_ms, limit, cost))
     }
 
     /// Charges `units`, above 0, now. Slots are [taken](Self::slots_mut) instead.
@@ -219,20 +216,14 @@ impl Section {
 
     /// Returns all that is kept: after a write, the units that counted at the time of the write, and the change.
     pub(crate) fn kept(&self) -> Count {
-        match self {
-            Self::Steps(queue) => queue.kept(),
-            Self::Concurrency(slots) => slots.kept(),
-            Self::Bucket(bucket) => bucket.kept(),
-            Self::Calendar(count) => count.kept(),
-        }
+        each!(self, it => it.kept())
     }
 
     /// Drops the charges that do not count: those that were released, and those so far ahead of the clock that the
     /// clock must have been wrong. Buckets, periods and slots are not believed when they are read, and stay until then.
     pub(crate) fn prune(&mut self, now_ms: u64) {
-        match self {
-            Self::Steps(queue) => queue.prune(now_ms),
-            Self::Bucket(_) | Self::Calendar(_) | Self::Concurrency(_) => {}
+        if let Self::Steps(queue) = self {
+            queue.prune(now_ms);
         }
     }
 
