@@ -256,27 +256,15 @@ impl Check {
 
     /// Returns a check of charges in their order, the first of which count, which enforces no blocks.
     fn of(all: impl IntoIterator<Item = Charge>, counting: usize) -> Self {
-        let all: SmallVec<[Charge; 1]> = all.into_iter().collect();
-        let counting = counting.min(all.len());
-        let seen_by = all.first().map_or(0, Charge::seen_by);
-        let is_seen = all.iter().all(|it| it.seen_by() == seen_by);
-        let inner = Inner {
-            ruled: ruled(&all[..counting]),
-            shadows: all.len() - counting,
-            enforces_blocks: false,
-            wanted: all.iter().fold(0, |wanted, it| wanted | it.wanted()),
-            seen_by: if is_seen { seen_by } else { 0 },
-            all,
-        };
+        let mut inner = Inner::default();
+        all.into_iter().for_each(|charge| inner.push(charge));
+        let counting = counting.min(inner.all.len());
+        inner.ruled = inner.all[..counting].partition_point(|charge| !charge.is_look());
+        inner.shadows = inner.all.len() - counting;
         Self {
             inner: Arc::new(inner),
         }
     }
-}
-
-/// The number of charges before the looks for blocks.
-fn ruled(counting: &[Charge]) -> usize {
-    counting.partition_point(|charge| !charge.is_look())
 }
 
 /// A check that is being built, where it stays.
@@ -321,12 +309,7 @@ impl CheckBuilder {
     /// Adds a charge. Fails as [`Check::new`] does.
     pub(crate) fn add(&mut self, charge: Charge) -> Result<(), StoreError> {
         let check = self.check();
-        let seen_by = charge.seen_by();
-        check.seen_by = match check.ruled + check.shadows == 0 || check.seen_by == seen_by {
-            true => seen_by,
-            false => 0,
-        };
-        check.wanted |= charge.wanted();
+        check.note(&charge);
         // A store counts a key under a policy once, so equal charges must be one charge.
         if let Some(twin) = check.all.iter_mut().find(|it| it.is_twin_of(&charge)) {
             if !twin.policy().is_same(charge.policy()) {
@@ -392,6 +375,21 @@ impl CheckBuilder {
 }
 
 impl Inner {
+    /// Notes what is wanted of a charge that is about to be added.
+    fn note(&mut self, charge: &Charge) {
+        let (seen_by, is_first) = (charge.seen_by(), self.all.iter().all(Charge::is_look));
+        self.seen_by = match is_first || self.seen_by == seen_by {
+            true => seen_by,
+            false => 0,
+        };
+        self.wanted |= charge.wanted();
+    }
+
+    fn push(&mut self, charge: Charge) {
+        self.note(&charge);
+        self.all.push(charge);
+    }
+
     /// The charges that count, looks for blocks among them.
     fn counting(&self) -> &[Charge] {
         &self.all[..self.all.len() - self.shadows]

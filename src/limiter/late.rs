@@ -14,7 +14,7 @@ use super::Limiter;
 use crate::{
     domain::{
         check::Check,
-        decision::{Decision, Usage},
+        decision::{Decision, Origin, Usage},
         late::{Late, LateCost},
         settlement::Settlement,
     },
@@ -61,7 +61,7 @@ impl Limiter {
         let Ok(Decision::Allowed(usage)) = answer else {
             return;
         };
-        let usage = usage.late();
+        let usage = usage.made_by(Origin::Late);
         self.events().report_safely(|| Event::LateAnswer);
         let parts = match cost.await.unwrap_or(LateCost::Nothing) {
             LateCost::AsCharged => return,

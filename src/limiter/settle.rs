@@ -194,7 +194,10 @@ impl Limiter {
             };
             settled.map(move |usages| {
                 let usages = usages.into_iter();
-                let as_decided = |usage: Usage| if local { usage.local() } else { usage };
+                let as_decided = |usage: Usage| match local {
+                    true => usage.made_by(Origin::Local),
+                    false => usage,
+                };
                 usages.map(|usage| usage.map(as_decided)).collect()
             })
         };

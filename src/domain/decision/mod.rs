@@ -31,7 +31,7 @@ use std::{cmp::Reverse, sync::Arc, time::Duration};
 
 use self::rule_usage::NEVER_MS;
 pub(crate) use self::tightness::Share;
-pub(crate) use self::usage::Origin;
+pub(crate) use self::usage::{Facts, Origin};
 pub use self::{
     report::{Report, ReportedBlock, ReportedLimit},
     rule_usage::RuleUsage,
@@ -96,31 +96,27 @@ impl Decision {
     /// Returns the decision with all times longer by this much.
     pub(crate) fn later(&self, by: Duration) -> Self {
         let by_ms = millis(by);
-        self.moved(self.usage().check(), |ms| {
-            ms.saturating_add(by_ms).min(NEVER_MS - 1)
-        })
+        let later = |ms: u64| ms.saturating_add(by_ms).min(NEVER_MS - 1);
+        self.copy(self.usage().check(), 0, |it| it.moved(later), later)
     }
 
     /// Returns the decision with all times shorter by this much, because it is read later, as the answer to `check`, whose
     /// charges have the same rules.
     pub(crate) fn aged(&self, check: &Check, by: Duration) -> Self {
-        let by_ms = millis(by);
-        self.moved(check, |ms| ms.saturating_sub(by_ms).max(1))
+        let age_ms = millis(by);
+        let sooner = |ms: u64| ms.saturating_sub(age_ms).max(1);
+        self.copy(check, 0, |it| it.moved(sooner), sooner)
     }
 
     /// Returns this denial, `age_ms` after the store's answer, as the answer to `check`.
     pub(crate) fn repeated(&self, check: &Check, age_ms: u64) -> Self {
-        match self {
-            Self::Allowed(_) => self.clone(),
-            Self::Denied(denial) => Self::Denied(Denial {
-                usage: denial.usage.repeated(check, age_ms),
-                ..*denial
-            }),
-            Self::Blocked(blocked) => Self::Blocked(Blocked {
-                usage: blocked.usage.repeated(blocked.usage.check(), age_ms),
-                ..blocked.moved(|ms| ms.saturating_sub(age_ms))
-            }),
+        if self.is_allowed() {
+            return self.clone();
         }
+        let sooner = |ms: u64| ms.saturating_sub(age_ms);
+        let mut repeated = self.copy(check, age_ms, |it| it.repeated(age_ms), sooner);
+        repeated.usage_mut().repeat();
+        repeated
     }
 
     /// Returns a denial with this wait under each concurrency rule that has no slot, since one may be returned at any
@@ -133,25 +129,38 @@ impl Decision {
         if !usage.rules().any(lacks_slot) {
             return None;
         }
-        Self::of(usage.with_slot_wait(millis(wait)), false).ok()
+        let waiting = |it: RuleUsage| it.with_slot_wait(millis(wait));
+        Self::of(usage.copy(usage.check(), 0, waiting), false).ok()
     }
 
-    fn moved(&self, check: &Check, moved: impl Fn(u64) -> u64) -> Self {
-        let of = |usage: &Usage| usage.moved(check, &moved);
+    /// Returns a copy with other figures: of a block, which is about no rules, with this time until its end.
+    fn copy(
+        &self,
+        check: &Check,
+        later_ms: u64,
+        rule: impl Fn(RuleUsage) -> RuleUsage,
+        time: impl Fn(u64) -> u64,
+    ) -> Self {
         match self {
-            Self::Allowed(usage) => Self::Allowed(of(usage)),
+            Self::Allowed(usage) => Self::Allowed(usage.copy(check, later_ms, rule)),
             Self::Denied(denial) => Self::Denied(Denial {
-                usage: of(&denial.usage),
+                usage: denial.usage.copy(check, later_ms, rule),
                 ..*denial
             }),
-            Self::Blocked(blocked) => Self::Blocked(blocked.moved(moved)),
+            Self::Blocked(Blocked { identity, usage }) => Self::Blocked(Blocked {
+                identity: Arc::new(Identity {
+                    key: identity.key.clone(),
+                    retry_after_ms: identity.retry_after_ms.map(time),
+                    ..**identity
+                }),
+                usage: usage.copy(usage.check(), later_ms, rule),
+            }),
         }
     }
 
     /// Returns the decision as one of this process's memory.
     pub(crate) fn local(mut self) -> Self {
-        self.usage_mut()
-            .note_all(|facts| facts.origin = Origin::Local);
+        self.usage_mut().note_origin(Origin::Local);
         self
     }
 
@@ -192,27 +201,17 @@ impl Decision {
         Self::of(Usage::new(check, admitted, now_ms, counts)?, admitted)
     }
 
-    /// Joins the decision of a check whose parts were decided separately.
+    /// Joins the decision of a check whose parts were decided separately, or paid with leased units.
     pub(crate) fn joined(
         check: &Check,
         admitted: bool,
         decided_at_ms: u64,
         rules: Vec<RuleUsage>,
+        facts: Facts,
     ) -> Result<Self, StoreError> {
-        Self::of(Usage::of(check, decided_at_ms, rules, admitted), admitted)
-    }
-
-    /// Creates the admission of a check that was paid with leased units alone.
-    pub(crate) fn leased(
-        check: &Check,
-        decided_at_ms: u64,
-        rules: Vec<RuleUsage>,
-    ) -> Result<Self, StoreError> {
-        let mut decision = Self::joined(check, true, decided_at_ms, rules)?;
-        decision
-            .usage_mut()
-            .note(|facts| facts.origin = Origin::Leased);
-        Ok(decision)
+        let mut usage = Usage::of(check, decided_at_ms, rules, admitted);
+        usage.note(|noted| *noted = facts);
+        Self::of(usage, admitted)
     }
 
     /// Computes the decisions of a batch, in which the first `admitted` checks were admitted. For stores.
@@ -480,17 +479,5 @@ impl Blocked {
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         self.identity.retry_after_ms.map(Duration::from_millis)
-    }
-
-    fn moved(&self, moved: impl Fn(u64) -> u64) -> Self {
-        let Identity { key, block, .. } = &*self.identity;
-        Self {
-            identity: Arc::new(Identity {
-                key: key.clone(),
-                block: *block,
-                retry_after_ms: self.identity.retry_after_ms.map(moved),
-            }),
-            usage: self.usage.clone(),
-        }
     }
 }

@@ -145,7 +145,8 @@ impl Usage {
         Ok(usage)
     }
 
-    pub(super) fn of(
+    /// Creates the usage of a check under these rules; only that of an admission can be settled.
+    pub(crate) fn of(
         check: &Check,
         decided_at_ms: u64,
         rules: impl Into<RuleUsages>,
@@ -178,22 +179,13 @@ impl Usage {
         note(&mut self.edit().facts);
     }
 
-    /// The same, also of the shadows.
-    pub(super) fn note_all(&mut self, note: impl Fn(&mut Facts)) {
-        self.note(&note);
-        if let Some(shadow) = self
-            .beside
-            .as_mut()
-            .and_then(|it| Arc::make_mut(it).shadow.as_mut())
-        {
-            shadow.usage_mut().note(note);
+    /// Says how the answer was made, also that about the shadows.
+    pub(super) fn note_origin(&mut self, origin: Origin) {
+        self.note(|facts| facts.origin = origin);
+        let beside = self.beside.as_mut().map(Arc::make_mut);
+        if let Some(shadow) = beside.and_then(|it| it.shadow.as_mut()) {
+            shadow.usage_mut().note(|facts| facts.origin = origin);
         }
-    }
-
-    /// Creates the usage of a check whose parts were decided separately; it cannot be settled.
-    #[cfg(feature = "cluster")]
-    pub(crate) fn joined(check: &Check, decided_at_ms: u64, rules: Vec<RuleUsage>) -> Self {
-        Self::of(check, decided_at_ms, rules, false)
     }
 
     /// Creates the usage of a check as if nothing had been charged; it cannot be settled.
@@ -208,10 +200,12 @@ impl Usage {
     pub(crate) fn pick(&self, charges: &[usize]) -> Self {
         let policies: Vec<PolicyUsage<'_>> = self.policies().collect();
         let rules = charges.iter().flat_map(|index| policies[*index].rules);
-        Self::joined(
+        let rules: RuleUsages = rules.copied().collect();
+        Self::of(
             &self.check().pick(charges),
             self.decided_at_ms(),
-            rules.copied().collect(),
+            rules,
+            false,
         )
     }
 
@@ -305,15 +299,9 @@ impl Usage {
         &self.inner.rules[place]
     }
 
-    /// Returns this usage, with that of the shadows, as decided by this process's memory.
-    pub(crate) fn local(mut self) -> Self {
-        self.note_all(|facts| facts.origin = Origin::Local);
-        self
-    }
-
-    /// Returns this usage, with that of the shadows, as the late answer of the store.
-    pub(crate) fn late(mut self) -> Self {
-        self.note_all(|facts| facts.origin = Origin::Late);
+    /// Returns this usage, with that of the shadows, as made so.
+    pub(crate) fn made_by(mut self, origin: Origin) -> Self {
+        self.note_origin(origin);
         self
     }
 
@@ -365,44 +353,28 @@ impl Usage {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 
-    pub(super) fn repeated(&self, check: &Check, age_ms: u64) -> Self {
-        let rules = self.rules().map(|rule| rule.repeated(age_ms)).collect();
-        let decided_at_ms = self.decided_at_ms().saturating_add(age_ms);
-        let mut repeated = self.copy(check, decided_at_ms, rules);
+    /// Returns a copy with other figures, so much later and about `check`, whose charges have the same rules; it cannot be
+    /// settled.
+    pub(super) fn copy(
+        &self,
+        check: &Check,
+        later_ms: u64,
+        rule: impl Fn(RuleUsage) -> RuleUsage,
+    ) -> Self {
+        let rules: RuleUsages = self.rules().map(|it| rule(*it)).collect();
+        let decided_at_ms = self.decided_at_ms().saturating_add(later_ms);
+        let mut copy = Self::of(check, decided_at_ms, rules, false);
+        copy.edit().facts = self.facts();
+        copy.beside.clone_from(&self.beside);
+        copy
+    }
+
+    /// Makes this one of a denial that is repeated.
+    pub(super) fn repeat(&mut self) {
         if !self.is_local() {
-            repeated.note(|facts| facts.origin = Origin::Cached);
+            self.note(|facts| facts.origin = Origin::Cached);
         }
-        repeated.beside = None;
-        repeated
-    }
-
-    /// Returns a copy to be shown, about `check`, whose charges have the same rules; it cannot be settled.
-    pub(super) fn moved(&self, check: &Check, moved: impl Fn(u64) -> u64) -> Self {
-        let rules = self.rules().map(|rule| rule.moved(&moved)).collect();
-        self.copy(check, self.decided_at_ms(), rules)
-    }
-
-    pub(super) fn with_slot_wait(&self, wait_ms: u64) -> Self {
-        let rules = self
-            .rules()
-            .map(|rule| rule.with_slot_wait(wait_ms))
-            .collect();
-        self.copy(self.check(), self.decided_at_ms(), rules)
-    }
-
-    /// Returns a copy with other figures; it cannot be settled.
-    fn copy(&self, check: &Check, decided_at_ms: u64, rules: RuleUsages) -> Self {
-        let inner = Inner {
-            check: check.clone(),
-            decided_at_ms,
-            rules,
-            facts: self.facts(),
-            rights: Rights(AtomicU8::new(0)),
-        };
-        Self {
-            inner: Arc::new(inner),
-            beside: self.beside.clone(),
-        }
+        self.beside = None;
     }
 
     /// Returns `true` once for an admission, and `false` afterwards, also for clones.

@@ -25,7 +25,7 @@ use crate::{
     clock,
     domain::{
         check::Check,
-        decision::Decision,
+        decision::{Decision, Facts, Origin},
         error::StoreError,
         operation::{Operation, Reply},
     },
@@ -165,7 +165,12 @@ impl Inner {
             now_ms = now_ms.max(spent.now_ms());
             rules.extend(spent.rules());
         }
-        Some(Decision::leased(check, now_ms, rules))
+        let origin = Origin::Leased;
+        let facts = Facts {
+            origin,
+            ..Facts::default()
+        };
+        Some(Decision::joined(check, true, now_ms, rules, facts))
     }
 
     /// Lets the store decide.

@@ -19,7 +19,7 @@ use super::{Parts, TOO_LATE, in_time, within};
 use crate::{
     domain::{
         check::Check,
-        decision::{Blocked, Decision, Usage},
+        decision::{Blocked, Decision, Facts, Usage},
         error::StoreError,
         operation::{Operation, answer_of},
         settlement::Settlement,
@@ -180,10 +180,9 @@ fn join(check: &Check, parts: &Parts, answers: &[Option<Answer>], is_admitted: b
         _ => Usage::unused(&part), // we know nothing about a hash slot that did not answer
     });
     let (decided_at_ms, rules) = parts.join(check, &usages.collect::<Vec<_>>());
-    let mut joined = Decision::joined(check, is_admitted, decided_at_ms, rules)?;
-    let has_unseen_blocks = decisions().count() < answers.len();
-    joined
-        .usage_mut()
-        .note(|facts| facts.has_unseen_blocks = has_unseen_blocks);
-    Ok(joined)
+    let facts = Facts {
+        has_unseen_blocks: decisions().count() < answers.len(),
+        ..Facts::default()
+    };
+    Decision::joined(check, is_admitted, decided_at_ms, rules, facts)
 }

@@ -207,7 +207,7 @@ impl RedisStore {
         let usages = usages.map_err(|error| error.maybe_sent().unsent_if(is_unsent))?;
         let check = settlement.check();
         let (decided_at_ms, rules) = parts.join(check, &usages);
-        Ok(Usage::joined(check, decided_at_ms, rules))
+        Ok(Usage::of(check, decided_at_ms, rules, false))
     }
 
     /// The parts of a check by hash slot, if its keys, including shadows, are in several.
