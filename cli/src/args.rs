@@ -5,27 +5,14 @@ use std::path::PathBuf;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use clap_complete::Shell;
 
-use super::Settings;
-use super::block::{BlockArgs, UnblockArgs};
-use super::blocks::BlocksArgs;
-use super::check::CheckArgs;
-use super::contributors::ContributorsArgs;
-use super::doctor::DoctorArgs;
-use super::hash::HashArgs;
-use super::inspect::{ExplainArgs, InspectArgs};
-use super::published::PoliciesArgs;
-use super::reset::ResetArgs;
-use super::simulate::SimulateArgs;
-use super::top::TopArgs;
-use super::watch::WatchArgs;
-
-const AFTER_HELP: &str = include_str!("help/all.txt");
-
-const COMPLETIONS_EXAMPLES: &str = include_str!("help/completions.txt");
+use super::{
+    Settings, block, blocks, check, contributors, doctor, hash, inspect, published, reset,
+    simulate, top, watch,
+};
 
 /// See, explain and rehearse the limits of sluicegate.
 #[derive(Parser)]
-#[command(name = "sluicegate", version, max_term_width = 80, after_long_help = AFTER_HELP)]
+#[command(name = "sluicegate", version, max_term_width = 80, after_long_help = include_str!("help/all.txt"))]
 #[command(after_help = "`sluicegate --help` says more: settings, and what the exit codes mean.")]
 pub(crate) struct Cli {
     #[command(subcommand)]
@@ -79,35 +66,35 @@ fn command() -> clap::Command {
 #[derive(Subcommand)]
 pub(crate) enum Command {
     /// Say what is wrong with the server, or with the user's rights
-    Doctor(DoctorArgs),
+    Doctor(doctor::DoctorArgs),
     /// Show the usage of an identity, and when it is free again
-    Inspect(InspectArgs),
+    Inspect(inspect::InspectArgs),
     /// Say whether a request would pass now, and if not, why and until when
-    Explain(ExplainArgs),
+    Explain(inspect::ExplainArgs),
     /// Show the identities that use most, or are denied
-    Top(TopArgs),
+    Top(top::TopArgs),
     /// Show the usage of an identity, live
-    Watch(WatchArgs),
+    Watch(watch::WatchArgs),
     /// Deny all requests of an identity for a time
-    Block(BlockArgs),
+    Block(block::BlockArgs),
     /// End all blocks of an identity
-    Unblock(UnblockArgs),
+    Unblock(block::UnblockArgs),
     /// List the blocked identities
-    Blocks(BlocksArgs),
+    Blocks(blocks::BlocksArgs),
     /// List the policies that services publish
-    Policies(PoliciesArgs),
+    Policies(published::PoliciesArgs),
     /// Delete the counts of an identity
-    Reset(ResetArgs),
+    Reset(reset::ResetArgs),
     /// Show the contributors that use up a shared limit
-    Contributors(ContributorsArgs),
+    Contributors(contributors::ContributorsArgs),
     /// Print the stored form of an identity, to get from a hash to a name
-    Hash(HashArgs),
+    Hash(hash::HashArgs),
     /// Check a file of policies: errors with line and column, and warnings
-    Check(CheckArgs),
+    Check(check::CheckArgs),
     /// Replay access logs against policies: see the requests that would be denied, when, and by which rule
-    Simulate(SimulateArgs),
+    Simulate(simulate::SimulateArgs),
     /// Print a script that completes the tool's arguments in a shell
-    #[command(after_help = COMPLETIONS_EXAMPLES)]
+    #[command(after_help = include_str!("help/completions.txt"))]
     Completions {
         /// The shell
         shell: Shell,

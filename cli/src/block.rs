@@ -19,12 +19,8 @@ use super::scan::{DEFAULT_LOAD, Scan, of_home};
 use super::text::{date_time, millis};
 use super::{BAD, BOLD, Error, Output, Result, Settings, confirm, hints, published, server, text};
 
-const EXAMPLES: &str = include_str!("help/block.txt");
-
-const UNBLOCK_EXAMPLES: &str = include_str!("help/unblock.txt");
-
 #[derive(Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = include_str!("help/block.txt"))]
 pub(crate) struct BlockArgs {
     #[command(flatten)]
     identities: IdentitiesArgs,
@@ -63,7 +59,7 @@ struct UntilArgs {
 }
 
 #[derive(Args)]
-#[command(after_help = UNBLOCK_EXAMPLES)]
+#[command(after_help = include_str!("help/unblock.txt"))]
 pub(crate) struct UnblockArgs {
     #[command(flatten)]
     identities: IdentitiesArgs,

@@ -13,10 +13,8 @@ use super::scan::{DEFAULT_LOAD, Scan, Share};
 use super::text::{date_time, span};
 use super::{Error, Output, Result, Settings, Table, hints, server};
 
-const EXAMPLES: &str = include_str!("help/blocks.txt");
-
 #[derive(Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = include_str!("help/blocks.txt"))]
 pub(crate) struct BlocksArgs {
     /// The maximum number to show
     #[arg(short, long, value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..))]

@@ -13,10 +13,8 @@ use super::identity::IdentitiesArgs;
 use super::text::{grouped, millis, printable, span};
 use super::{BOLD, Cell, Error, Output, Result, Settings, Table, policies_file, published, server};
 
-const EXAMPLES: &str = include_str!("help/contributors.txt");
-
 #[derive(Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = include_str!("help/contributors.txt"))]
 pub(crate) struct ContributorsArgs {
     #[command(flatten)]
     identities: IdentitiesArgs,

@@ -11,10 +11,8 @@ use super::identity::Identity;
 use super::text::printable;
 use super::{Error, Output, Result, Settings, identity, server};
 
-const EXAMPLES: &str = include_str!("help/hash.txt");
-
 #[derive(Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = include_str!("help/hash.txt"))]
 pub(crate) struct HashArgs {
     /// KIND=VALUE, header:NAME=VALUE or cookie:NAME=VALUE; with - as VALUE, each line of stdin is one
     #[arg(value_name = "IDENTITY")]

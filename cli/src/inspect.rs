@@ -7,19 +7,15 @@ use super::reading::ReadArgs;
 use super::report::Report;
 use super::{BAD, GOOD, Output, Result, Settings, server};
 
-const EXAMPLES: &str = include_str!("help/inspect.txt");
-
 #[derive(Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = include_str!("help/inspect.txt"))]
 pub(crate) struct InspectArgs {
     #[command(flatten)]
     read: ReadArgs,
 }
 
-const EXPLAIN_EXAMPLES: &str = include_str!("help/explain.txt");
-
 #[derive(Args)]
-#[command(after_help = EXPLAIN_EXAMPLES)]
+#[command(after_help = include_str!("help/explain.txt"))]
 pub(crate) struct ExplainArgs {
     #[command(flatten)]
     read: ReadArgs,

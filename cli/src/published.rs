@@ -18,10 +18,8 @@ use super::{Error, Output, Result, Settings, Table, hints, policies_file, server
 /// A process publishes its policies every five minutes. A definition that is older than this is not in use.
 const IN_USE_MS: u64 = 15 * 60_000;
 
-const EXAMPLES: &str = include_str!("help/policies.txt");
-
 #[derive(Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = include_str!("help/policies.txt"))]
 pub(crate) struct PoliciesArgs {}
 
 pub(crate) fn run(_: &PoliciesArgs, settings: &Settings, output: &mut Output) -> Result<bool> {

@@ -12,10 +12,8 @@ use super::reading::ReadArgs;
 use super::report::{PolicyReport, Report};
 use super::{Error, Output, Result, Settings, confirm, server};
 
-const EXAMPLES: &str = include_str!("help/reset.txt");
-
 #[derive(Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = include_str!("help/reset.txt"))]
 pub(crate) struct ResetArgs {
     #[command(flatten)]
     read: ReadArgs,

@@ -11,10 +11,8 @@ use super::reading::{ReadArgs, Reader};
 use super::text::date_time;
 use super::{DIM, Error, Output, Result, Settings, server, text};
 
-const EXAMPLES: &str = include_str!("help/watch.txt");
-
 #[derive(Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = include_str!("help/watch.txt"))]
 pub(crate) struct WatchArgs {
     #[command(flatten)]
     read: ReadArgs,

@@ -12,10 +12,8 @@ use super::policies_file::PoliciesFile;
 use super::text::Position;
 use super::{BAD, BOLD, DIM, GOOD, Output, Result, WARN, policies_file, text};
 
-const EXAMPLES: &str = include_str!("../help/check.txt");
-
 #[derive(Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = include_str!("../help/check.txt"))]
 pub(crate) struct CheckArgs {
     /// The file of policies
     file: PathBuf,

@@ -19,10 +19,8 @@ use super::hints::{Hints, listed};
 use super::text::{millis, span};
 use super::{BAD, Cell, DIM, Error, GOOD, Output, Result, Settings, Table, WARN, server};
 
-const EXAMPLES: &str = include_str!("../help/doctor.txt");
-
 #[derive(Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = include_str!("../help/doctor.txt"))]
 pub(crate) struct DoctorArgs {
     /// A feature whose rights the user needs, beside those of checks; may be repeated
     #[arg(long = "feature", value_name = "NAME", value_parser = FEATURES)]

@@ -1,43 +1,142 @@
-//! The jobs: replays of the same requests under the policies of the file and under changed ones, shared by threads.
+//! [`Jobs`]: replays of the whole log under the policies of the file and under changed ones, shared by threads.
 
-use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::thread;
+use std::{panic, thread};
 
+use sluicegate::Policy;
+use sluicegate::error::ConfigError;
 use sluicegate::rule::MAX_UNITS;
 
+use super::decisions::Decisions;
 use super::options::SimulateArgs;
-use super::others::Other;
-use super::replay;
-use super::request::{Mapping, Request};
-use super::tally::Tally;
+use super::replay::{Replay, limited, refuses};
+use super::request::{Mapped, Mapping, Request};
+use super::tally::{OtherLimit, PEAK_FACTOR, Tally};
 use crate::{Error, Result};
 
-/// One replay of the whole log.
-pub(super) enum Job {
-    Tally(Box<Tally>),
-    Other(Other),
+/// Each replay has its own store.
+pub(super) struct Jobs {
+    replay: Replay,
+    decisions: Option<Decisions>,
+    tally: Tally,
+    others: Vec<Other>,
 }
 
-/// All jobs. Each has its own store.
-pub(super) fn jobs(mapping: &Mapping, args: &SimulateArgs) -> Result<Vec<Job>> {
-    let (policies, capacity) = (&mapping.policies, args.capacity());
-    let tally = Tally::new(policies.clone(), capacity, args.decisions.as_deref())?;
-    let mut jobs = vec![Job::Tally(Box::new(tally))];
-    for (index, mapped) in policies.iter().enumerate() {
-        let shadow = mapped.policy.is_shadow().then_some(index);
-        for (rule_index, rule) in mapped.policy.rules().iter().enumerate() {
-            let place = mapped.first_rule + rule_index;
-            let peak = vec![replay::peak(mapped, rule).map_err(Error::usage)?];
-            jobs.push(Job::Other(Other::new(peak, capacity, (place, None), None)?));
-            for limit in other_limits(rule.limit(), &args.factors) {
-                let changed = replay::with_limit(policies, index, rule_index, limit);
-                let (changed, place) = (changed.map_err(Error::usage)?, (place, Some(limit)));
-                jobs.push(Job::Other(Other::new(changed, capacity, place, shadow)?));
+/// A replay under changed policies.
+struct Other {
+    replay: Replay,
+    /// The indices of a policy, and of its rule that has another limit.
+    policy: usize,
+    rule: usize,
+    /// `None`: the rule is replayed alone, with a limit that hardly ever refuses a request, so that no other rule
+    /// refuses one first. The highest use is the lowest limit that refuses nothing.
+    limit: Option<u64>,
+    is_shadow: bool,
+    refused: u64,
+    /// The highest use of the rules.
+    peak: u64,
+}
+
+impl Jobs {
+    pub(super) fn new(mapping: &Mapping, args: &SimulateArgs) -> Result<Self> {
+        let (policies, capacity) = (&mapping.policies, args.capacity());
+        let mut others = Vec::new();
+        for (policy, mapped) in policies.iter().enumerate() {
+            for (rule, of) in mapped.policy.rules().iter().enumerate() {
+                let limits = other_limits(of.limit(), &args.factors);
+                for limit in std::iter::once(None).chain(limits.into_iter().map(Some)) {
+                    let changed = match limit {
+                        Some(limit) => with_limit(policies, policy, rule, limit),
+                        None => peak(mapped, rule),
+                    };
+                    others.push(Other {
+                        replay: Replay::new(changed.map_err(Error::usage)?, capacity)?,
+                        policy,
+                        rule,
+                        limit,
+                        is_shadow: limit.is_some() && mapped.policy.is_shadow(),
+                        refused: 0,
+                        peak: 0,
+                    });
+                }
             }
         }
+        let decisions = args.decisions.as_deref().map(Decisions::create);
+        Ok(Self {
+            replay: Replay::new(policies.clone(), capacity)?,
+            decisions: decisions.transpose()?,
+            tally: Tally::new(mapping, capacity),
+            others,
+        })
     }
-    Ok(jobs)
+
+    /// Replays the next requests in all jobs.
+    pub(super) fn take(&mut self, requests: &[Request]) -> Result<()> {
+        let count = thread::available_parallelism().map_or(1, usize::from);
+        let share = self.others.len().div_ceil(count).max(1);
+        let shares = self.others.chunks_mut(share);
+        thread::scope(|scope| {
+            let others = shares.map(|share| {
+                let mut all = share.iter_mut();
+                scope.spawn(move || all.try_for_each(|it| it.take(requests)))
+            });
+            let others: Vec<_> = others.collect();
+            for request in requests {
+                let decision = self.replay.decide(request)?;
+                if let Some(decisions) = &mut self.decisions {
+                    decisions.write(request, decision.as_ref())?;
+                }
+                self.tally.take(request, decision.as_ref());
+            }
+            // This locks every shard, which would be too slow for each request.
+            self.tally.full |= self.replay.is_full();
+            let joined = others.into_iter().map(thread::ScopedJoinHandle::join);
+            joined
+                .flat_map(|it| it.map_err(|it| panic::resume_unwind(it)))
+                .collect()
+        })
+    }
+
+    /// The counts of all replays.
+    pub(super) fn finish(mut self) -> Result<Tally> {
+        for other in self.others {
+            let rule = &mut self.tally.policies[other.policy].rules[other.rule];
+            let refused = other.refused;
+            match other.limit {
+                Some(limit) => rule.other_limits.push(OtherLimit { limit, refused }),
+                None => rule.nobody_refused_at = (refused == 0).then_some(other.peak),
+            }
+        }
+        let mut decisions = self.decisions;
+        decisions.as_mut().map_or(Ok(()), Decisions::flush)?;
+        Ok(self.tally)
+    }
+}
+
+impl Other {
+    fn take(&mut self, requests: &[Request]) -> Result<()> {
+        for request in requests {
+            let Some(decision) = self.replay.decide(request)? else {
+                continue;
+            };
+            // Refusals by other shadows do not count here.
+            let own = |policy: &Policy| self.replay.place(policy) == Some(self.policy);
+            let mut shadows = decision.usage().shadow().into_iter();
+            let is_refused = match self.is_shadow {
+                false => !decision.is_allowed(),
+                true => shadows.any(|it| {
+                    let mut policies = it.usage().policies();
+                    policies.any(|it| refuses(&it) && own(it.policy()))
+                }),
+            };
+            self.refused += u64::from(is_refused);
+            if self.limit.is_none() {
+                let rules = decision.usage().rules();
+                let used = rules.map(|it| it.rule().limit() - it.remaining());
+                self.peak = used.fold(self.peak, u64::max);
+            }
+        }
+        Ok(())
+    }
 }
 
 /// The scaled limits: rounded, at least 1, without duplicates and without the limit itself.
@@ -50,60 +149,39 @@ pub(super) fn jobs(mapping: &Mapping, args: &SimulateArgs) -> Result<Vec<Job>> {
 fn other_limits(limit: u64, factors: &[f64]) -> Vec<u64> {
     let scaled = |factor: &f64| (limit as f64 * factor).round().max(1.0) as u64;
     let limits = factors.iter().map(|factor| scaled(factor).min(MAX_UNITS));
-    let mut limits: Vec<u64> = limits.collect();
+    let mut limits: Vec<u64> = limits.filter(|other| *other != limit).collect();
     limits.sort_unstable();
     limits.dedup();
-    limits.retain(|other| *other != limit);
     limits
 }
 
-/// Sends batches of requests to the jobs, and returns the jobs. Each job receives all requests in order.
-pub(super) fn run(
-    jobs: Vec<Job>,
-    read: impl FnOnce(&mut dyn FnMut(Vec<Request>) -> bool) -> Result<()>,
-) -> Result<Vec<Job>> {
-    let count = thread::available_parallelism()
-        .map_or(1, usize::from)
-        .min(jobs.len());
-    let mut shares: Vec<Vec<Job>> = (0..count).map(|_| Vec::new()).collect();
-    for (index, job) in jobs.into_iter().enumerate() {
-        shares[index % count].push(job);
+/// The same policies with another limit in one rule. Bans stay.
+fn with_limit(
+    policies: &[Mapped],
+    policy: usize,
+    rule: usize,
+    limit: u64,
+) -> Result<Vec<Mapped>, ConfigError> {
+    let mut policies = policies.to_vec();
+    let policy = &mut policies[policy].policy;
+    let mut rules = policy.rules().to_vec();
+    rules[rule] = limited(&rules[rule], limit);
+    let mut changed = Policy::new(policy.name(), rules)?;
+    if policy.is_shadow() {
+        changed = changed.shadow();
     }
-    thread::scope(|scope| {
-        let workers = shares.into_iter().map(|share| {
-            let (sender, receiver) = sync_channel(4);
-            (sender, scope.spawn(move || work(share, &receiver)))
-        });
-        let (senders, handles): (Vec<SyncSender<Arc<[Request]>>>, Vec<_>) = workers.unzip();
-        // A worker that has failed receives no more. Joining it below returns its error.
-        let read = read(&mut |batch| {
-            let batch: Arc<[Request]> = batch.into();
-            senders
-                .iter()
-                .all(|sender| sender.send(batch.clone()).is_ok())
-        });
-        drop(senders);
-        let mut done = Vec::new();
-        for handle in handles {
-            match handle.join() {
-                Ok(share) => done.extend(share?),
-                Err(panic) => std::panic::resume_unwind(panic),
-            }
-        }
-        read.map(|()| done)
-    })
+    if let Some(ban) = policy.ban_config() {
+        changed = changed.ban(ban);
+    }
+    *policy = changed;
+    Ok(policies)
 }
 
-fn work(mut jobs: Vec<Job>, batches: &Receiver<Arc<[Request]>>) -> Result<Vec<Job>> {
-    for batch in batches {
-        for job in &mut jobs {
-            for request in &*batch {
-                match job {
-                    Job::Tally(tally) => tally.take(request)?,
-                    Job::Other(other) => other.take(request)?,
-                }
-            }
-        }
-    }
-    Ok(jobs)
+/// A policy with this rule only, with a limit that hardly ever refuses a request. It is no shadow and has no ban.
+fn peak(mapped: &Mapped, rule: usize) -> Result<Vec<Mapped>, ConfigError> {
+    let rule = &mapped.policy.rules()[rule];
+    let limit = rule.limit().max(1).saturating_mul(PEAK_FACTOR);
+    let mut mapped = mapped.clone();
+    mapped.policy = Policy::new(mapped.policy.name(), [limited(rule, limit)])?;
+    Ok(vec![mapped])
 }

@@ -5,6 +5,8 @@ use std::io;
 use std::io::{BufRead, BufReader, IsTerminal, Read};
 use std::path::Path;
 
+use serde::Serialize;
+
 use crate::{Error, Result};
 
 /// No server accepts a request that leads to a longer line.
@@ -24,6 +26,24 @@ pub(super) struct Lines {
     number: u64,
     /// The first bytes, by which a format is chosen.
     head: Vec<u8>,
+}
+
+/// The number of lines, by their fate.
+#[derive(Default, Serialize)]
+pub(super) struct Counts {
+    pub(super) read: u64,
+    /// The lines without the prefix in --path.
+    pub(super) filtered: u64,
+    /// The lines that are later than --reorder allows, and that are replayed in the first second to come.
+    pub(super) late: u64,
+    pub(super) unreadable: u64,
+    /// The lines about something else than a request, or of one that has another line.
+    pub(super) left_out: u64,
+    /// The lines with blanks in the name of a user.
+    pub(super) loose: u64,
+    /// The first unreadable lines, each with its place and the problem.
+    #[serde(skip)]
+    pub(super) shown: Vec<String>,
 }
 
 /// One line, or the reason why there is none.

@@ -8,25 +8,22 @@
 //! A format (`formats.rs`, of `formats.toml`) has a pattern of text or names of JSON; `view.rs` finds the fields in it that
 //! are replayed. `choose.rs` chooses a format by the first lines, which `prefix.rs` has freed from what collectors add.
 
-mod bound;
 mod choose;
 mod decisions;
 mod formats;
 mod jobs;
 mod lines;
+mod logs;
 mod options;
 mod order;
-mod others;
+mod outcome;
 mod pattern;
-mod plot;
 mod prefix;
 mod reader;
-mod reading;
 mod record;
 mod replay;
 mod report;
 mod request;
-mod result;
 mod sections;
 mod signs;
 mod stamp;
@@ -40,17 +37,18 @@ use std::fs;
 
 use sluicegate::{Policy, Rule};
 
-use self::bound::Verdict;
+use self::jobs::Jobs;
+use self::logs::Logs;
 pub(crate) use self::options::SimulateArgs;
-use self::reading::Reading;
+use self::outcome::Outcome;
 use self::request::Mapping;
-use self::result::Outcome;
+use self::verdict::Verdict;
 use super::error::warn;
 use super::{Error, Output, Result, Settings, policies_file};
 
 pub(crate) fn run(args: &SimulateArgs, settings: &Settings, output: &mut Output) -> Result<bool> {
     let policies = chosen(&policies_file::load(&args.policies)?, args)?;
-    bound::check(&args.max_refused, &policies)?;
+    verdict::check(&args.max_refused, &policies)?;
     if let Some(factor) = args.factors.iter().find(|it| !(0.0..=1e6).contains(*it)) {
         return Err(Error::usage(format_args!(
             "--factors: {factor} is not from 0 to 1000000"
@@ -64,27 +62,29 @@ pub(crate) fn run(args: &SimulateArgs, settings: &Settings, output: &mut Output)
         let file = fs::OpenOptions::new().append(true).create(true).open(path);
         file.map_err(|error| Error::file(path, &error))?;
     }
-    let mut reading = Reading::open(args, mapping)?;
-    let jobs = jobs::jobs(&reading.mapping, args)?;
-    let jobs = jobs::run(jobs, |send| reading.read(send))?;
-    reading.report();
-    let counts = &reading.counts;
+    let mut logs = Logs::open(args, mapping)?;
+    let mut jobs = Jobs::new(&logs.mapping, args)?;
+    logs.read(|requests| jobs.take(requests))?;
+    logs.report();
+    let tally = jobs.finish()?;
+    let counts = &logs.counts;
     if counts.read > 0 && counts.unreadable + counts.left_out == counts.read {
         return Err(Error::usage("no line can be read: nothing was replayed"));
     }
-    let mut outcome = Outcome::new(reading, jobs, args.number)?;
-    let mistyped = outcome.policies.iter().find(|policy| policy.is_mistyped());
-    if let Some(policy) = mistyped.filter(|_| outcome.tally.requests > 0) {
+    let mut policies = logs.mapping.policies.iter().zip(&tally.policies);
+    let mistyped = policies.find(|(mapped, tally)| mapped.is_named && tally.requests == 0);
+    if let Some((_, policy)) = mistyped.filter(|_| tally.requests > 0) {
         let (name, key) = (&policy.name, &policy.key);
         return Err(Error::usage(format_args!(
             "--key: no line has a field `{key}`, so that nothing would be limited by `{name}`"
         )));
     }
+    let mut outcome = Outcome::new(logs, tally, args.number);
     if let Some(path) = &args.report {
         fs::write(path, report::page(&outcome)).map_err(|error| Error::file(path, &error))?;
     }
     let verdicts = args.max_refused.iter();
-    let verdicts = verdicts.map(|bound| verdict::verdict(bound, &outcome));
+    let verdicts = verdicts.map(|bound| bound.verdict(&outcome.tally, &outcome.lines));
     let verdicts: Result<Vec<Verdict>> = verdicts.collect();
     let judged = verdicts.map(|it| outcome.verdicts = it);
     // You see the outcome even if there is no verdict.

@@ -7,16 +7,13 @@ use clap::Args;
 use same_file::Handle;
 use sluicegate::extract::Cidr;
 
-use super::bound;
-use super::bound::Bound;
+use super::verdict::{self, Bound};
 use crate::{Error, text};
-
-const EXAMPLES: &str = include_str!("../help/simulate.txt");
 
 const FACTORS: &str = "0.5,0.8,1.25,2";
 
 #[derive(Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = include_str!("../help/simulate.txt"))]
 pub(crate) struct SimulateArgs {
     /// The file of policies
     pub(super) policies: PathBuf,
@@ -54,7 +51,7 @@ pub(crate) struct SimulateArgs {
     pub(super) factors: Vec<f64>,
 
     /// The share of requests that may be refused, SHARE of all or POLICY=SHARE of a policy's; else exit code 1
-    #[arg(long, value_name = "[POLICY=]SHARE", value_parser = bound::parse)]
+    #[arg(long, value_name = "[POLICY=]SHARE", value_parser = verdict::parse)]
     pub(super) max_refused: Vec<Bound>,
 
     /// The maximum time by which lines may be out of order

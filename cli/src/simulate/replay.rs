@@ -4,7 +4,7 @@ use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
 use sluicegate::decision::{PolicyUsage, RuleUsage};
-use sluicegate::error::{ConfigError, StoreErrorKind};
+use sluicegate::error::StoreErrorKind;
 use sluicegate::manual_clock::ManualClock;
 use sluicegate::rule::MAX_UNITS;
 use sluicegate::{Charge, Decision, Limiter, MemoryStore, Policy, Rule, StoreError};
@@ -12,9 +12,6 @@ use tokio::runtime::{Builder, Runtime};
 
 use super::request::{Mapped, Request};
 use crate::{Error, Result};
-
-/// Higher than you would raise a limit. The factor bounds the number of steps of a key.
-pub(super) const PEAK_FACTOR: u64 = 100;
 
 pub(super) struct Replay {
     clock: ManualClock,
@@ -82,53 +79,16 @@ impl Replay {
     }
 }
 
-/// The same policies with another limit in one rule. Bans stay.
-pub(super) fn with_limit(
-    policies: &[Mapped],
-    policy: usize,
-    rule: usize,
-    limit: u64,
-) -> Result<Vec<Mapped>, ConfigError> {
-    let mut policies = policies.to_vec();
-    let changed = &mut policies[policy].policy;
-    let mut rules = changed.rules().to_vec();
-    rules[rule] = limited(&rules[rule], limit);
-    let ban = changed.ban_config();
-    *changed = with_rules(changed, rules)?;
-    if let Some(ban) = ban {
-        *changed = changed.clone().ban(ban);
-    }
-    Ok(policies)
-}
-
-/// A policy with this rule only, with a limit that hardly ever refuses a request. It is no shadow and has no ban.
-pub(super) fn peak(mapped: &Mapped, rule: &Rule) -> Result<Mapped, ConfigError> {
-    let limit = rule.limit().max(1).saturating_mul(PEAK_FACTOR);
-    let rule = limited(rule, limit.min(MAX_UNITS));
-    Ok(Mapped {
-        policy: Policy::new(mapped.policy.name(), [rule])?,
-        ..mapped.clone()
-    })
-}
-
 /// Whether a rule of this policy refuses the request.
 pub(super) fn refuses(policy: &PolicyUsage<'_>) -> bool {
     policy.rules().iter().any(RuleUsage::is_exceeded)
 }
 
-fn limited(rule: &Rule, limit: u64) -> Rule {
+/// The rule with another limit, as far as it can have one.
+pub(super) fn limited(rule: &Rule, limit: u64) -> Rule {
     let most = match rule.refill() {
         Some(_) => MAX_UNITS / u64::try_from(rule.window().as_millis()).unwrap_or(u64::MAX),
         None => MAX_UNITS,
     };
     rule.with_limit(limit.min(most))
-}
-
-fn with_rules(policy: &Policy, rules: Vec<Rule>) -> Result<Policy, ConfigError> {
-    let changed = Policy::new(policy.name(), rules)?;
-    Ok(if policy.is_shadow() {
-        changed.shadow()
-    } else {
-        changed
-    })
 }

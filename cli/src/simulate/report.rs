@@ -1,38 +1,69 @@
-//! `--report`: the outcome as one page of HTML, without scripts and without resources from other places.
+//! `--report`: the outcome as one page of HTML, without scripts and without resources from other places. The style sheet
+//! has the colours of its plots, for light and for dark backgrounds.
 
-use super::plot;
-use super::plot::{COLOURS, Line};
-use super::result::Outcome;
+use super::outcome::Outcome;
 use super::sections::{sections, span, summary};
+use super::timeline::{OverTime, Span};
 use crate::table::escaped;
+use crate::text::{formatted, grouped};
 
 const HEAD: &str = include_str!("report.html");
+const STYLE: &str = include_str!("report.css");
+
+/// The number of colours for rules. The colour of bans follows those of rules.
+const COLOURS: u8 = 6;
+
+const WIDTH: u64 = 1_000;
+const HEIGHT: u64 = 260;
+/// The place of the axes.
+const LEFT: u64 = 80;
+const BOTTOM: u64 = 230;
+/// The number of labels below a plot, at most.
+const TIMES: u64 = 10;
+/// Round times between two labels, in s.
+const ROUND: [u64; 17] = [
+    1, 5, 10, 30, 60, 300, 600, 1_800, 3_600, 7_200, 10_800, 21_600, 43_200, 86_400, 172_800,
+    864_000, 2_592_000,
+];
+
+/// A line of a plot: a name, a class of the style sheet, and a count for each span.
+struct Line {
+    name: String,
+    class: String,
+    counts: Vec<u64>,
+}
+
+impl Line {
+    fn new(name: &str, class: String, over_time: &OverTime, count: impl Fn(&Span) -> u64) -> Self {
+        let (name, counts) = (escaped(name), over_time.spans.iter().map(count).collect());
+        Self {
+            name,
+            class,
+            counts,
+        }
+    }
+}
 
 /// Returns the page.
 pub(super) fn page(outcome: &Outcome) -> String {
-    let mut page = format!(
-        "{HEAD}{}</style>\n</head>\n<body>\n",
-        include_str!("report.css")
-    );
     let (first, notes) = summary(outcome);
-    page += &format!("<h1>{first}</h1>\n");
+    let mut page = format!("{HEAD}{STYLE}</style>\n</head>\n<body>\n<h1>{first}</h1>\n");
     for note in notes {
         page += &format!("<p>{}</p>\n", escaped(&note));
     }
-    let length = span(outcome.over_time.seconds);
-    page += &format!(
-        "<h2>Requests over time</h2>\n<p>In spans of {length}.\n<span class=\"key requests\"></span>requests \
-         <span class=\"key refused\"></span>refused</p>\n{}",
-        plot::requests(&outcome.over_time)
-    );
-    let lines = lines(outcome);
-    if !lines.is_empty() {
-        page += &format!("<h2>Refusals over time</h2>\n<p>In spans of {length}.\n");
-        for Line { name, colour, .. } in &lines {
-            page += &format!("<span class=\"key k{colour}\"></span>{name}\n");
-        }
-        page += &format!("</p>\n{}", plot::lines(&outcome.over_time, &lines));
-    }
+    let over_time = &outcome.over_time;
+    let all = ["requests", "refused"].map(|name| {
+        let count = |span: &Span| {
+            if name == "refused" {
+                span.refused
+            } else {
+                span.requests
+            }
+        };
+        Line::new(name, name.to_owned(), over_time, count)
+    });
+    page += &plot("Requests over time", over_time, &all);
+    page += &plot("Refusals over time", over_time, &refusing(outcome));
     for section in sections(outcome) {
         let note = section.note.trim_start_matches([';', ',', ' ']);
         let title = section.title;
@@ -43,21 +74,64 @@ pub(super) fn page(outcome: &Outcome) -> String {
 
 /// A line for each rule that refused requests, and one for bans. If there are more rules than colours, several rules
 /// share one.
-fn lines(outcome: &Outcome) -> Vec<Line> {
-    let spans = &outcome.over_time.spans;
-    let rules = outcome.rules().enumerate();
+fn refusing(outcome: &Outcome) -> Vec<Line> {
+    let (tally, over_time) = (&outcome.tally, &outcome.over_time);
+    let rules = tally.rules().enumerate();
     let refusing = rules.filter(|(_, (policy, rule))| rule.refused > 0 && !policy.shadow);
-    let lines = refusing
-        .zip((0..COLOURS).cycle())
-        .map(|((place, (policy, rule)), colour)| Line {
-            name: format!("{} {}", escaped(&policy.name), escaped(&rule.rule)),
-            counts: spans.iter().map(|span| span.by_rule[place]).collect(),
-            colour,
-        });
-    let bans = (outcome.tally.banned > 0).then(|| Line {
-        name: "bans".to_owned(),
-        counts: spans.iter().map(|span| span.banned).collect(),
-        colour: COLOURS,
+    let colours = (0..COLOURS).cycle().map(|it| format!("k{it}"));
+    let lines = refusing.zip(colours).map(|((at, (policy, rule)), class)| {
+        let name = format!("{} {}", policy.name, rule.rule);
+        Line::new(&name, class, over_time, |span| span.by_rule[at])
     });
+    let bans = (tally.banned > 0)
+        .then(|| Line::new("bans", format!("k{COLOURS}"), over_time, |span| span.banned));
     lines.chain(bans).collect()
+}
+
+/// Lines that step from span to span, with their names above, and as SVG with axes. Labels are at round times and at four
+/// counts. Empty without lines.
+fn plot(title: &str, over_time: &OverTime, lines: &[Line]) -> String {
+    let OverTime { seconds, spans } = over_time;
+    let mut html = format!("<h2>{title}</h2>\n<p>In spans of {}.\n", span(*seconds));
+    if lines.is_empty() {
+        return String::new();
+    }
+    for Line { name, class, .. } in lines {
+        html += &format!("<span class=\"key {class}\"></span>{name}\n");
+    }
+    html += &format!(
+        "</p>\n<div class=\"scroll\"><svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\">\n"
+    );
+    let most = lines.iter().flat_map(|line| &line.counts).max();
+    let most = most.map_or(1, |most| *most.max(&1));
+    let x = |at: u64| LEFT + at * (WIDTH - LEFT - 20) / (spans.len() as u64).max(1);
+    let y = |count: u64| BOTTOM - count * (BOTTOM - 16) / most;
+    for Line { class, counts, .. } in lines {
+        let steps = (1..).zip(counts);
+        let steps = steps.map(|(at, count)| format!("V{}H{}", y(*count), x(at)));
+        let steps: String = steps.collect();
+        html += &format!("<path class=\"line {class}\" d=\"M{LEFT} {BOTTOM}{steps}V{BOTTOM}\"/>\n");
+    }
+    let counts = (0..=4).map(|it| it * most.div_ceil(4));
+    for count in counts.filter(|count| *count <= most) {
+        let (y, count) = (y(count), grouped(count));
+        html += &format!("<path class=\"axis\" d=\"M{LEFT} {y}H{WIDTH}\"/>");
+        let (x, y) = (LEFT - 6, y + 5);
+        html += &format!("<text x=\"{x}\" y=\"{y}\" text-anchor=\"end\">{count}</text>\n");
+    }
+    let whole = seconds * spans.len() as u64;
+    let mut between = ROUND.iter().filter(|it| whole / **it <= TIMES);
+    let between = between.next().unwrap_or(&31_536_000);
+    let format = match (whole, seconds) {
+        (172_800.., 86_400..) => "%Y-%m-%d",
+        (172_800.., _) => "%d %b %H:%M",
+        (_, 60..) => "%H:%M",
+        _ => "%H:%M:%S",
+    };
+    let labelled = (0..).zip(spans);
+    for (at, span) in labelled.filter(|(_, it)| it.from.is_multiple_of(*between)) {
+        let (x, y, time) = (x(at), BOTTOM + 20, formatted(span.from * 1_000, format));
+        html += &format!("<text x=\"{x}\" y=\"{y}\" text-anchor=\"middle\">{time}</text>\n");
+    }
+    html + "</svg></div>\n"
 }

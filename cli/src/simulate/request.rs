@@ -31,7 +31,7 @@ pub(super) struct Request {
 /// The policies, and the field that distinguishes clients for each of them.
 pub(super) struct Mapping {
     pub(super) policies: Vec<Mapped>,
-    fields: Vec<(String, &'static str)>,
+    fields: Vec<&'static str>,
     ipv6_prefix: u8,
     /// Finds the client in a list of addresses; `None` without trusted proxies.
     proxies: Option<ForwardedIp>,
@@ -46,8 +46,6 @@ pub(super) struct Mapped {
     pub(super) key: usize,
     /// Whether `--key` names the field.
     pub(super) is_named: bool,
-    /// The index of the first rule among the rules of all policies.
-    pub(super) first_rule: usize,
 }
 
 impl Mapping {
@@ -77,20 +75,16 @@ impl Mapping {
         let own = |policy: &str| last().find_map(|key| key.strip_prefix(policy)?.strip_prefix('='));
         // The last argument wins.
         let all = last().find(|key| !key.contains('='));
-        let mut first_rule = 0;
         for policy in policies {
             let named = own(policy.name()).or(all.map(String::as_str));
             let default = ["ip", "user"][usize::from(policy.name() == "user")];
             let key = mapping.field(named.unwrap_or(default));
-            let rules = policy.rules().len();
             let (policy, is_named) = (policy.clone(), named.is_some());
             mapping.policies.push(Mapped {
                 policy,
                 key,
                 is_named,
-                first_rule,
             });
-            first_rule += rules;
         }
         Ok(mapping)
     }
@@ -105,7 +99,7 @@ impl Mapping {
     fn field(&mut self, name: &str) -> usize {
         let known = self.names().position(|field| field == name);
         known.unwrap_or_else(|| {
-            self.fields.push((name.to_owned(), leaked(name)));
+            self.fields.push(leaked(name));
             self.signs.push(Sign::default());
             self.fields.len() - 1
         })
@@ -113,12 +107,12 @@ impl Mapping {
 
     /// The names of the fields.
     pub(super) fn names(&self) -> impl Iterator<Item = &str> {
-        self.fields.iter().map(|(field, _)| field.as_str())
+        self.fields.iter().copied()
     }
 
     /// The name of a field.
     pub(super) fn name(&self, field: usize) -> &str {
-        &self.fields[field].0
+        self.fields[field]
     }
 
     /// Forgets the signs of the values so far.
@@ -144,7 +138,7 @@ impl Mapping {
             if choice.is_list(&value) {
                 value = self.client(&value, at)?.into();
             }
-            let key = self.key(self.fields[at].1, &value[..value.len().min(MAX_VALUE)]);
+            let key = self.key(self.fields[at], &value[..value.len().min(MAX_VALUE)]);
             self.signs[at].count(&key, choice.oddity(&value));
             Some(key)
         });

@@ -1,7 +1,7 @@
 //! The outcome as sentences and [`Section`]s, which the text and the page of `--report` share.
 
-use super::result::Outcome;
-use super::verdict::FULL;
+use super::outcome::Outcome;
+use super::tally::{FULL, OtherLimit, PEAK_FACTOR};
 use crate::text::{grouped, rfc3339, short_date};
 use crate::{BAD, Cell, PLAIN, Table, WARN};
 
@@ -51,11 +51,6 @@ pub(super) fn summary(outcome: &Outcome) -> (String, Vec<String>) {
     (first, notes)
 }
 
-/// A table with these titles.
-fn titled(titles: &'static str) -> Table {
-    Table::new(titles.split('|'))
-}
-
 /// The tables, without those that are empty.
 pub(super) fn sections(outcome: &Outcome) -> Vec<Section> {
     let mut sections = vec![
@@ -68,26 +63,29 @@ pub(super) fn sections(outcome: &Outcome) -> Vec<Section> {
 }
 
 fn by_rule(outcome: &Outcome) -> Section {
-    let mut table = titled("policy|rule|requests|refused|alone|min. limit");
+    let mut table = Table::new("policy|rule|requests|refused|alone|min. limit".split('|'));
+    let tally = &outcome.tally;
     // One scale for all bars, so that you can compare rules and bans.
-    let most = outcome.rules().map(|(_, rule)| rule.refused);
-    let most = most.fold(outcome.tally.banned, u64::max);
-    for policy in &outcome.policies {
+    let most = tally.rules().map(|(_, rule)| rule.refused);
+    let most = most.fold(tally.banned, u64::max);
+    for policy in &tally.policies {
         let shadow = if policy.shadow { "shadow " } else { "" };
-        let mut name = format!("{} ({shadow}by {})", policy.name, policy.key);
+        let name = format!("{} ({shadow}by {})", policy.name, policy.key);
+        let mut first = [name.into(), policy.requests.into()];
         for rule in &policy.rules {
-            let is_first = !name.is_empty();
-            let requests = is_first.then(|| policy.requests.into());
+            let [name, requests] = std::mem::take(&mut first);
             let refused = refusals(policy.shadow, rule.refused, most);
-            let (requests, least) = (requests.unwrap_or("".into()), Cell::right(rule.min_limit()));
-            let (name, rule_name) = (std::mem::take(&mut name).into(), rule.rule.as_str().into());
-            table.row([name, rule_name, requests, refused, rule.alone.into(), least]);
+            let tried = rule.limit.max(1).saturating_mul(PEAK_FACTOR);
+            let least = rule.nobody_refused_at.map(grouped);
+            let least = Cell::right(least.unwrap_or_else(|| format!("> {}", grouped(tried))));
+            let text = rule.rule.as_str().into();
+            table.row([name, text, requests, refused, rule.alone.into(), least]);
         }
     }
-    if outcome.tally.banned > 0 {
-        let banned = refusals(false, outcome.tally.banned, most);
-        let none = || Cell::from("");
-        table.row(["bans".into(), none(), none(), banned, none(), none()]);
+    if tally.banned > 0 {
+        let [a, b, c, d] = <[Cell; 4]>::default();
+        let banned = refusals(false, tally.banned, most);
+        table.row(["bans".into(), a, b, banned, c, d]);
     }
     Section {
         title: "Refusals by rule",
@@ -97,24 +95,36 @@ fn by_rule(outcome: &Outcome) -> Section {
 }
 
 fn other_limits(outcome: &Outcome) -> Section {
-    let mut table = titled("policy|rule|if its limit were|refused|share|change");
+    let mut table = Table::new("policy|rule|if its limit were|refused|share|change".split('|'));
     let tally = &outcome.tally;
-    let others = outcome.rules().flat_map(|(_, rule)| &rule.other_limits);
+    let others = tally.rules().flat_map(|(_, rule)| &rule.other_limits);
     let most = others.map(|other| other.refused).max();
-    for (policy, rule) in outcome.rules().filter(|_| most.is_some()) {
+    for (policy, rule) in tally.rules().filter(|_| most.is_some()) {
         // Another limit of a shadow changes the shadow alone.
         let (now, requests) = match policy.shadow {
             true => (policy.refused, policy.requests),
             false => (tally.refused, tally.requests),
         };
+        let (limit, mut limits) = (rule.limit, rule.other_limits.clone());
+        limits.push(OtherLimit {
+            limit,
+            refused: now,
+        });
+        limits.sort_by_key(|other| other.limit);
         let mut names = [policy.name.as_str(), &rule.rule];
-        for tried in rule.limits(now) {
-            let [name, rule_name] = std::mem::take(&mut names).map(Cell::from);
+        for tried in limits {
+            let [name, text] = std::mem::take(&mut names).map(Cell::from);
             let most = most.unwrap_or(0).max(tally.refused);
             let refused = refusals(policy.shadow, tried.refused, most);
+            let change = match tried.refused.checked_sub(now) {
+                Some(_) if tried.limit == limit => "now".to_owned(),
+                Some(0) => "=".to_owned(),
+                Some(more) => format!("+{}", grouped(more)),
+                None => format!("−{}", grouped(now - tried.refused)),
+            };
             let share = Cell::right(share(tried.refused, requests));
-            let change = Cell::right(rule.change(&tried, now));
-            table.row([name, rule_name, tried.limit.into(), refused, share, change]);
+            let change = Cell::right(change);
+            table.row([name, text, tried.limit.into(), refused, share, change]);
         }
     }
     Section {
@@ -125,7 +135,7 @@ fn other_limits(outcome: &Outcome) -> Section {
 }
 
 fn hardest_hit(outcome: &Outcome) -> Section {
-    let mut table = titled("identity|refused|share|first|last");
+    let mut table = Table::new("identity|refused|share|first|last".split('|'));
     let most = outcome.hardest_hit.first().map_or(0, |it| it.1.refused);
     for (identity, hit) in &outcome.hardest_hit {
         let share = Cell::right(share(hit.refused, outcome.tally.refused));

@@ -1,30 +1,56 @@
 //! [`Tally`]: the counts of a replay under the policies of the file.
 
-use std::collections::HashMap;
-use std::path::Path;
+use std::collections::{HashMap, HashSet};
 
-use sluicegate::{Decision, Denial, Key};
+use serde::Serialize;
+use sluicegate::{Decision, Denial, Key, Policy};
 
-use super::decisions::Decisions;
-use super::replay;
-use super::replay::Replay;
-use super::request::{Mapped, Request};
+use super::request::{Mapped, Mapping, Request};
 use super::timeline::Timeline;
-use crate::Result;
 
-#[derive(Clone, Copy, Default)]
+/// Higher than you would raise a limit. The factor bounds the number of steps of a key.
+pub(super) const PEAK_FACTOR: u64 = 100;
+
+/// The decisions that the store of a replay may have made.
+pub(super) const FULL: &str = "a store was full and may have forgotten counts: give it more --keys";
+
+/// The counts of a policy as JSON.
+#[derive(Serialize)]
 pub(super) struct PolicyTally {
+    pub(super) name: String,
+    /// The field that distinguishes clients.
+    pub(super) key: String,
+    pub(super) shadow: bool,
     /// The requests with a key for this policy.
     pub(super) requests: u64,
     pub(super) refused: u64,
+    pub(super) rules: Vec<RuleTally>,
+    /// The index of the field, and of the first rule among those of all policies.
+    #[serde(skip)]
+    field: usize,
+    #[serde(skip)]
+    first_rule: usize,
 }
 
-#[derive(Clone, Copy, Default)]
+#[derive(Default, Serialize)]
 pub(super) struct RuleTally {
+    pub(super) rule: String,
     /// The requests that this rule refused, alone or together with others.
     pub(super) refused: u64,
-    /// The requests that no other rule refused.
+    /// The requests that only this rule refused.
     pub(super) alone: u64,
+    /// The lowest limit that refuses no request, provided that no other rule refuses one; null if that is above a
+    /// hundred times the limit.
+    pub(super) nobody_refused_at: Option<u64>,
+    pub(super) limit: u64,
+    /// All refusals if this rule had another limit. For a shadow, the requests that it would have refused.
+    pub(super) other_limits: Vec<OtherLimit>,
+}
+
+#[derive(Clone, Serialize)]
+pub(super) struct OtherLimit {
+    pub(super) limit: u64,
+    pub(super) refused: u64,
 }
 
 /// The refusals of one identity.
@@ -35,10 +61,9 @@ pub(super) struct Hit {
     pub(super) last_ms: u64,
 }
 
+#[derive(Default)]
 pub(super) struct Tally {
-    replay: Replay,
     most_identities: usize,
-    decisions: Option<Decisions>,
     pub(super) requests: u64,
     pub(super) refused: u64,
     /// The refused requests of banned identities.
@@ -48,8 +73,6 @@ pub(super) struct Tally {
     pub(super) first_ms: u64,
     pub(super) last_ms: u64,
     pub(super) policies: Vec<PolicyTally>,
-    /// In the order of policies and rules.
-    pub(super) rules: Vec<RuleTally>,
     pub(super) timeline: Timeline,
     /// The refusals by identity, for at most `most_identities`.
     pub(super) hits: HashMap<Key, Hit>,
@@ -58,49 +81,41 @@ pub(super) struct Tally {
 }
 
 impl Tally {
-    pub(super) fn new(policies: Vec<Mapped>, capacity: usize, to: Option<&Path>) -> Result<Self> {
-        let rules = policies.iter().map(|it| it.policy.rules().len()).sum();
-        Ok(Self {
-            most_identities: capacity,
-            decisions: to.map(Decisions::create).transpose()?,
-            requests: 0,
-            refused: 0,
-            banned: 0,
-            unlimited: 0,
-            first_ms: 0,
-            last_ms: 0,
-            policies: vec![PolicyTally::default(); policies.len()],
-            rules: vec![RuleTally::default(); rules],
-            timeline: Timeline::default(),
-            hits: HashMap::new(),
-            full: false,
-            // Last, because it takes the policies.
-            replay: Replay::new(policies, capacity)?,
-        })
+    pub(super) fn new(mapping: &Mapping, most_identities: usize) -> Self {
+        let mut rules = 0;
+        let policies = mapping.policies.iter().map(|mapped| {
+            let policy = PolicyTally::new(mapped, mapping.name(mapped.key), rules);
+            rules += policy.rules.len();
+            policy
+        });
+        Self {
+            policies: policies.collect(),
+            timeline: Timeline::new(rules),
+            most_identities,
+            ..Self::default()
+        }
     }
 
-    pub(super) fn take(&mut self, request: &Request) -> Result<()> {
-        let decision = self.replay.decide(request)?;
+    pub(super) fn take(&mut self, request: &Request, decision: Option<&Decision>) {
         if self.requests == 0 {
             self.first_ms = request.ms;
         }
         self.requests += 1;
         self.last_ms = request.ms;
         self.timeline.at(request.ms).requests += 1;
-        for (mapped, tally) in self.replay.policies.iter().zip(&mut self.policies) {
-            tally.requests += u64::from(request.keys[mapped.key].is_some());
-        }
-        if let Some(decisions) = &mut self.decisions {
-            decisions.write(request, decision.as_ref())?;
+        for policy in &mut self.policies {
+            policy.requests += u64::from(request.keys[policy.field].is_some());
         }
         match decision {
             // With a key, a full store had no room for it.
             None => self.unlimited += u64::from(request.keys.iter().all(Option::is_none)),
-            Some(Decision::Denied(denial)) => self.refuse(request, &denial),
+            Some(Decision::Denied(denial)) => self.deny(request, denial),
             Some(Decision::Blocked(blocked)) => {
+                self.refused += 1;
                 self.banned += 1;
-                self.count_refusal(request.ms, &[]);
-                self.timeline.at(request.ms).banned += 1;
+                let span = self.timeline.at(request.ms);
+                span.refused += 1;
+                span.banned += 1;
                 self.hit(blocked.key(), request.ms);
             }
             Some(Decision::Allowed(usage)) => {
@@ -112,36 +127,20 @@ impl Tally {
             // The replay's memory store has no other decisions.
             Some(_) => {}
         }
-        // This locks every shard, which would be too slow for each request.
-        if self.requests.is_multiple_of(4_096) {
-            self.full |= self.replay.is_full();
-        }
-        Ok(())
     }
 
-    fn refuse(&mut self, request: &Request, denial: &Denial) {
-        let refusing = self.count_rules(denial);
-        self.count_refusal(request.ms, &refusing);
-        let mut told: Vec<&Key> = Vec::new();
-        for policy in denial.usage().policies().filter(replay::refuses) {
-            let place = self.replay.place(policy.policy());
-            let key =
-                place.and_then(|place| request.keys[self.replay.policies[place].key].as_ref());
-            let Some(key) = key.filter(|key| !told.contains(key)) else {
-                continue;
-            };
-            told.push(key);
-            self.hit(key, request.ms);
-        }
-    }
-
-    fn count_refusal(&mut self, ms: u64, rules: &[usize]) {
+    fn deny(&mut self, request: &Request, denial: &Denial) {
         self.refused += 1;
-        let span = self.timeline.at(ms);
+        let refusing = self.count_rules(denial);
+        let span = self.timeline.at(request.ms);
         span.refused += 1;
-        span.by_rule.resize(self.rules.len(), 0);
-        for rule in rules {
-            span.by_rule[*rule] += 1;
+        for (policy, rule) in &refusing {
+            span.by_rule[self.policies[*policy].first_rule + rule] += 1;
+        }
+        let fields = refusing.iter().map(|it| self.policies[it.0].field);
+        let keys = fields.filter_map(|field| request.keys[field].as_ref());
+        for key in keys.collect::<HashSet<&Key>>() {
+            self.hit(key, request.ms);
         }
     }
 
@@ -153,38 +152,64 @@ impl Tally {
         } else if is_full {
             self.full = true;
         } else {
+            let (refused, first_ms, last_ms) = (1, ms, ms);
             let hit = Hit {
-                refused: 1,
-                first_ms: ms,
-                last_ms: ms,
+                refused,
+                first_ms,
+                last_ms,
             };
             self.hits.insert(key.clone(), hit);
         }
     }
 
-    /// Counts the rules that refuse. Returns their indices.
-    fn count_rules(&mut self, denial: &Denial) -> Vec<usize> {
+    /// Counts the rules that refuse. Returns the indices of their policies and their own.
+    fn count_rules(&mut self, denial: &Denial) -> Vec<(usize, usize)> {
         let mut refusing = Vec::new();
-        for policy in denial.usage().policies() {
-            let Some(place) = self.replay.place(policy.policy()) else {
+        for usage in denial.usage().policies() {
+            let Some(place) = self.place(usage.policy()) else {
                 continue;
             };
-            let rules = (self.replay.policies[place].first_rule..).zip(policy.rules());
-            let exceeded = rules.filter(|(_, rule)| rule.is_exceeded());
+            let rules = (0..).zip(usage.rules()).filter(|it| it.1.is_exceeded());
             let before = refusing.len();
-            refusing.extend(exceeded.map(|(place, _)| place));
+            refusing.extend(rules.map(|(rule, _)| (place, rule)));
             self.policies[place].refused += u64::from(refusing.len() > before);
         }
-        for rule in &refusing {
-            self.rules[*rule].refused += 1;
-            self.rules[*rule].alone += u64::from(refusing.len() == 1);
+        for (policy, rule) in &refusing {
+            let rule = &mut self.policies[*policy].rules[*rule];
+            rule.refused += 1;
+            rule.alone += u64::from(refusing.len() == 1);
         }
         refusing
     }
 
-    /// Writes buffered lines to the file.
-    pub(super) fn finish(&mut self) -> Result<()> {
-        self.full |= self.replay.is_full();
-        self.decisions.as_mut().map_or(Ok(()), Decisions::flush)
+    fn place(&self, policy: &Policy) -> Option<usize> {
+        let mut policies = self.policies.iter();
+        policies.position(|it| it.name == policy.name())
+    }
+
+    /// All rules, each with its policy.
+    pub(super) fn rules(&self) -> impl Iterator<Item = (&PolicyTally, &RuleTally)> {
+        let policies = self.policies.iter();
+        policies.flat_map(|policy| policy.rules.iter().map(move |rule| (policy, rule)))
+    }
+}
+
+impl PolicyTally {
+    fn new(mapped: &Mapped, key: &str, first_rule: usize) -> Self {
+        let rules = mapped.policy.rules().iter().map(|rule| RuleTally {
+            rule: rule.to_string(),
+            limit: rule.limit(),
+            ..RuleTally::default()
+        });
+        Self {
+            name: mapped.policy.name().to_owned(),
+            key: key.to_owned(),
+            shadow: mapped.policy.is_shadow(),
+            requests: 0,
+            refused: 0,
+            rules: rules.collect(),
+            field: mapped.key,
+            first_rule,
+        }
     }
 }

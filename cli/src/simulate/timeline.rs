@@ -24,19 +24,6 @@ pub(super) struct Span {
     pub(super) by_rule: Vec<u64>,
 }
 
-impl Span {
-    fn add(&mut self, other: &Self) {
-        self.requests += other.requests;
-        self.refused += other.refused;
-        self.banned += other.banned;
-        let len = self.by_rule.len().max(other.by_rule.len());
-        self.by_rule.resize(len, 0);
-        for (mine, others) in self.by_rule.iter_mut().zip(&other.by_rule) {
-            *mine += others;
-        }
-    }
-}
-
 #[derive(Serialize)]
 pub(super) struct OverTime {
     /// The length of each span.
@@ -56,11 +43,18 @@ impl OverTime {
 pub(super) struct Timeline {
     /// The index of the length in `LENGTHS`.
     length: usize,
+    /// The number of rules that are counted.
+    rules: usize,
     /// Indexed by the start, in s since the Unix epoch.
     spans: BTreeMap<u64, Span>,
 }
 
 impl Timeline {
+    pub(super) fn new(rules: usize) -> Self {
+        let empty = Self::default();
+        Self { rules, ..empty }
+    }
+
     /// The span that contains this time.
     pub(super) fn at(&mut self, ms: u64) -> &mut Span {
         let start = |length: u64| ms / 1_000 / length * length;
@@ -70,39 +64,50 @@ impl Timeline {
         {
             self.lengthen();
         }
-        self.spans.entry(start(LENGTHS[self.length])).or_default()
+        self.span(start(LENGTHS[self.length]))
+    }
+
+    fn span(&mut self, from: u64) -> &mut Span {
+        let by_rule = || vec![0; self.rules];
+        self.spans.entry(from).or_insert_with(|| Span {
+            from,
+            by_rule: by_rule(),
+            ..Span::default()
+        })
     }
 
     fn lengthen(&mut self) {
         self.length += 1;
         let length = LENGTHS[self.length];
         for (start, span) in std::mem::take(&mut self.spans) {
-            let joined = self.spans.entry(start / length * length);
-            joined.or_default().add(&span);
+            let joined = self.span(start / length * length);
+            joined.requests += span.requests;
+            joined.refused += span.refused;
+            joined.banned += span.banned;
+            let rules = joined.by_rule.iter_mut().zip(span.by_rule);
+            rules.for_each(|(all, more)| *all += more);
         }
     }
 
-    /// All spans from the first to the last, including empty ones, with counts of this number of rules. There are at
-    /// most `most`.
-    pub(super) fn spans(&self, most: u64, rules: usize) -> OverTime {
+    /// All spans from the first to the last, including empty ones. There are at most `most`.
+    pub(super) fn spans(&self, most: u64) -> OverTime {
         let mut copy = self.clone();
-        let (first, last) = (self.spans.keys().next(), self.spans.keys().next_back());
-        let count = |length: u64| match (first, last) {
-            (Some(first), Some(last)) => last / length - first / length + 1,
-            _ => 0,
-        };
-        while count(LENGTHS[copy.length]) > most && copy.length + 1 < LENGTHS.len() {
+        let ends = |it: &Self| Some((*it.spans.keys().next()?, *it.spans.keys().next_back()?));
+        let seconds = loop {
+            let seconds = LENGTHS[copy.length];
+            let Some((first, last)) = ends(&copy) else {
+                break seconds;
+            };
+            if (last - first) / seconds < most || copy.length + 1 == LENGTHS.len() {
+                let starts = (0..).map(|it| first + it * seconds);
+                starts.take_while(|it| *it < last).for_each(|it| {
+                    copy.span(it);
+                });
+                break seconds;
+            }
             copy.lengthen();
-        }
-        let seconds = LENGTHS[copy.length];
-        let spans = (0..count(seconds)).map(|index| {
-            let from = (first.unwrap_or(&0) / seconds + index) * seconds;
-            let mut span = copy.spans.remove(&from).unwrap_or_default();
-            span.from = from;
-            span.by_rule.resize(rules, 0);
-            span
-        });
-        let spans = spans.collect();
+        };
+        let spans = copy.spans.into_values().collect();
         OverTime { seconds, spans }
     }
 }
@@ -121,7 +126,7 @@ mod tests {
         let OverTime {
             seconds: length,
             spans,
-        } = timeline.spans(24, 0);
+        } = timeline.spans(24);
         assert!(
             spans.len() <= 24 && spans.len() > 8,
             "{length}: {}",
@@ -139,7 +144,7 @@ mod tests {
         let OverTime {
             seconds: length,
             spans,
-        } = timeline.spans(24, 0);
+        } = timeline.spans(24);
         let requests: Vec<_> = spans
             .iter()
             .map(|span| (span.from, span.requests))
@@ -148,6 +153,6 @@ mod tests {
             (length, requests),
             (1, vec![(10, 1), (11, 0), (12, 0), (13, 1)])
         );
-        assert_eq!(Timeline::default().spans(24, 0).spans.len(), 0);
+        assert_eq!(Timeline::default().spans(24).spans.len(), 0);
     }
 }

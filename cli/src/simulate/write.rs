@@ -1,6 +1,6 @@
 //! Writes the outcome as text that fits 80 columns.
 
-use super::result::Outcome;
+use super::outcome::Outcome;
 use super::sections::{sections, share, span, summary};
 use crate::text::{date, grouped};
 use crate::{BAD, BOLD, DIM, GOOD, Output, Result, WARN};
@@ -34,7 +34,7 @@ pub(super) fn write(outcome: &Outcome, output: &mut Output) -> Result<()> {
 }
 
 fn chart(outcome: &Outcome, output: &mut Output) -> Result<()> {
-    let over_time = outcome.tally.timeline.spans(SPANS, 0);
+    let over_time = outcome.tally.timeline.spans(SPANS);
     let (most, length) = (over_time.most_requests().max(1), span(over_time.seconds));
     let title = format!("\n{BOLD}Over time{BOLD:#}");
     let note = format!(", in spans of {length}: requests █, refused ▒");

@@ -23,13 +23,11 @@ use super::scan::{DEFAULT_LOAD, Scan, Share};
 use super::text::{grouped, span, used};
 use super::{BAD, Cell, Output, Result, Settings, Table, policies_file, published, server};
 
-const EXAMPLES: &str = include_str!("../help/top.txt");
-
 /// A longer list is not a ranking.
 const MAX_ROWS: u16 = 1_000;
 
 #[derive(Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = include_str!("../help/top.txt"))]
 pub(crate) struct TopArgs {
     /// The identities that were denied most in the last minute and hour
     #[arg(long, conflicts_with_all = ["policies", "sample", "load"])]

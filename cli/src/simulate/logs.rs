@@ -1,17 +1,15 @@
-//! [`Reading`]: the logs, merged by time and sorted.
-
-use serde::Serialize;
+//! [`Logs`]: the logs, merged by time and sorted.
 
 use super::choose::choose;
-use super::lines::{Line, Lines};
+use super::lines::{Counts, Line, Lines};
 use super::options::SimulateArgs;
 use super::order::Order;
 use super::reader::{Read, Reader};
 use super::request::{Mapping, Request};
 use crate::{Error, Result, text};
 
-/// The number of requests that a thread receives at once.
-const BATCH: usize = 2_048;
+/// The number of requests that are replayed at once.
+const BATCH: usize = 4_096;
 
 /// The number of lines that a format is chosen by.
 const SAMPLE: usize = 1_000;
@@ -21,26 +19,8 @@ const SHOWN: usize = 5;
 
 const TOO_LONG: &str = "the line is longer than 64 KiB";
 
-/// The number of lines, by their fate.
-#[derive(Default, Serialize)]
-pub(super) struct Counts {
-    pub(super) read: u64,
-    /// The lines without the prefix in --path.
-    pub(super) filtered: u64,
-    /// The lines that are later than --reorder allows, and that are replayed in the first second to come.
-    pub(super) late: u64,
-    pub(super) unreadable: u64,
-    /// The lines about something else than a request, or of one that has another line.
-    pub(super) left_out: u64,
-    /// The lines with blanks in the name of a user.
-    pub(super) loose: u64,
-    /// The first unreadable lines, each with its place and the problem.
-    #[serde(skip)]
-    shown: Vec<String>,
-}
-
 /// The logs to read.
-pub(super) struct Reading<'a> {
+pub(super) struct Logs<'a> {
     args: &'a SimulateArgs,
     pub(super) mapping: Mapping,
     logs: Vec<Log<'a>>,
@@ -56,7 +36,7 @@ struct Log<'a> {
     next: Option<Request>,
 }
 
-impl<'a> Reading<'a> {
+impl<'a> Logs<'a> {
     pub(super) fn open(args: &'a SimulateArgs, mut mapping: Mapping) -> Result<Self> {
         let (mut logs, mut formats) = (Vec::new(), Vec::new());
         for path in &args.logs {
@@ -84,8 +64,8 @@ impl<'a> Reading<'a> {
         })
     }
 
-    /// Reads all logs to their ends, merged by time, or until `send` returns false.
-    pub(super) fn read(&mut self, send: &mut dyn FnMut(Vec<Request>) -> bool) -> Result<()> {
+    /// Reads all logs to their ends, merged by time. Gives the requests to `take`.
+    pub(super) fn read(&mut self, mut take: impl FnMut(&[Request]) -> Result<()>) -> Result<()> {
         let mut order = Order::new(self.args.reorder, !self.args.no_spread);
         let mut batch = Vec::with_capacity(BATCH);
         for log in 0..self.logs.len() {
@@ -94,27 +74,25 @@ impl<'a> Reading<'a> {
         loop {
             let logs = self.logs.iter().enumerate();
             let due = logs.filter_map(|(at, log)| Some((log.next.as_ref()?.ms, at)));
-            let Some((_, log)) = due.min() else { break };
-            let next = self.next(log)?;
-            if let Some(request) = std::mem::replace(&mut self.logs[log].next, next) {
-                order.push(request);
+            let due = due.min();
+            if let Some((_, log)) = due {
+                let next = self.next(log)?;
+                let request = std::mem::replace(&mut self.logs[log].next, next);
+                request.into_iter().for_each(|it| order.push(it));
             }
-            while let Some(requests) = order.ready() {
+            let is_over = due.is_none();
+            while let Some(requests) = if is_over { order.pop() } else { order.ready() } {
                 batch.extend(requests);
+                if batch.len() >= BATCH {
+                    take(&batch)?;
+                    batch.clear();
+                }
             }
-            if batch.len() >= BATCH && !send(std::mem::take(&mut batch)) {
-                return Ok(());
+            if is_over {
+                self.counts.late = order.late;
+                return take(&batch);
             }
         }
-        while let Some(requests) = order.pop() {
-            batch.extend(requests);
-            if batch.len() >= BATCH && !send(std::mem::take(&mut batch)) {
-                return Ok(());
-            }
-        }
-        self.counts.late = order.late;
-        send(batch);
-        Ok(())
     }
 
     /// Reads one more request of a log.
