@@ -7,12 +7,13 @@
 //! ```
 //!
 //! So this work survives the runtimes of callers, goes on while handlers block theirs, and works where there is none.
-//! After a `fork` there is no thread.
+//! After a `fork` there is no thread: the runtimes of callers do the work.
 
 use std::{
     cell::Cell,
     panic::{AssertUnwindSafe, catch_unwind},
     pin::{Pin, pin},
+    process,
     sync::{
         Arc, OnceLock,
         atomic::{
@@ -47,7 +48,7 @@ const MOST_OTHERS: usize = 1_024;
 pub enum Background {
     /// In one thread of the process, with a runtime of its own. The thread starts when it is first needed. If it cannot
     /// be started, there is one warning, and the work is done in the runtimes of callers. A process that is forked
-    /// afterwards has no such thread.
+    /// afterwards has no such thread, and does the work there, too.
     #[default]
     Thread,
     /// In the runtime that is current where the work arises, or in the thread if there is none: for tests that pause the
@@ -186,26 +187,34 @@ fn look(work: &mut Work) -> Poll<()> {
     looked.unwrap_or(Poll::Ready(()))
 }
 
-/// The runtime of the thread, which starts at the first need; `None` if it cannot be started.
+/// The runtime of the thread, which starts at the first need; `None` if it cannot be started, or was before a `fork`.
 fn thread() -> Option<&'static Handle> {
-    static THREAD: OnceLock<Option<Handle>> = OnceLock::new();
-    let started = THREAD.get_or_init(|| {
-        let (sender, started) = sync_channel(1);
-        let run = move || {
-            let runtime = Builder::new_current_thread().enable_all().build();
-            let _ = sender.send(runtime.as_ref().ok().map(|it| it.handle().clone()));
-            if let Ok(runtime) = runtime {
-                runtime.block_on(std::future::pending())
-            }
-        };
-        let thread = thread::Builder::new().name("sluicegate".into());
-        let started = thread.spawn(run).ok().and_then(|_| started.recv().ok()?);
-        if started.is_none() {
-            warning::no_back_room();
+    static THREAD: OnceLock<(u32, Option<Handle>)> = OnceLock::new();
+    in_process(
+        THREAD.get_or_init(|| (process::id(), start())),
+        process::id(),
+    )
+}
+
+fn in_process(&(of, ref started): &(u32, Option<Handle>), process: u32) -> Option<&Handle> {
+    started.as_ref().filter(|_| of == process)
+}
+
+fn start() -> Option<Handle> {
+    let (sender, started) = sync_channel(1);
+    let run = move || {
+        let runtime = Builder::new_current_thread().enable_all().build();
+        let _ = sender.send(runtime.as_ref().ok().map(|it| it.handle().clone()));
+        if let Ok(runtime) = runtime {
+            runtime.block_on(std::future::pending())
         }
-        started
-    });
-    started.as_ref()
+    };
+    let thread = thread::Builder::new().name("sluicegate".into());
+    let started = thread.spawn(run).ok().and_then(|_| started.recv().ok()?);
+    if started.is_none() {
+        warning::no_back_room();
+    }
+    started
 }
 
 impl Drop for Task {
@@ -246,5 +255,12 @@ mod tests {
         });
         drop(runtime);
         assert_eq!((room.left(), room.others.load(Relaxed)), (0, 0));
+    }
+
+    #[test]
+    fn a_process_that_was_forked_uses_no_thread_of_its_parent() {
+        let started = (7, start());
+        assert!(in_process(&started, 7).is_some());
+        assert!(in_process(&started, 8).is_none());
     }
 }
