@@ -4,7 +4,7 @@ use std::{error::Error, fs, future::pending, path::PathBuf};
 
 use sluicegate::{Credentials, RedisServer};
 use support::{
-    sentinel::{Group, NAME, Parrot, Sentinel},
+    sentinel::{Group, NAME, Sentinel},
     served::limited,
     trace::traced_here,
 };
@@ -319,37 +319,57 @@ fn runtimes_share_the_answers_of_a_source() {
     assert_eq!(server.calls("auth"), 3);
 }
 
-/// A node of a cluster of nodes at these ports, each of which serves as many slots.
-async fn reply(mut client: TcpStream, ports: Arc<Mutex<Vec<u16>>>, logins: Arc<AtomicU32>) {
-    let mut bytes = [0; 4_096];
-    while let Ok(length @ 1..) = client.read(&mut bytes).await {
-        let sent = String::from_utf8_lossy(&bytes[..length]).into_owned();
-        let mut reply = "+OK\r\n".to_owned();
-        if sent.contains("AUTH") {
-            logins.fetch_add(1, Ordering::Relaxed);
-        } else if sent.contains("SLOTS") {
-            let ports = ports.lock().unwrap().clone();
-            reply = format!("*{}\r\n", ports.len());
-            for (port, at) in ports.into_iter().zip((0..).step_by(100)) {
-                reply += &format!("*3\r\n:{at}\r\n:{}\r\n*2\r\n$-1\r\n:{port}\r\n", at + 99);
-            }
+/// Nodes of a cluster, each of which serves as many slots. One may refuse all logins.
+#[derive(Default)]
+struct Logins {
+    ports: Mutex<Vec<u16>>,
+    refusing: Option<usize>,
+    taken: AtomicU32,
+    refused: AtomicU32,
+}
+
+impl Logins {
+    /// The URLs of so many nodes.
+    async fn start(self, nodes: usize) -> (Vec<String>, Arc<Self>) {
+        let (this, mut urls) = (Arc::new(self), Vec::new());
+        for node in 0..nodes {
+            let of_node = Arc::clone(&this);
+            urls.push(listen(move |client| Arc::clone(&of_node).serve(client, node)).await);
         }
-        client.write_all(reply.as_bytes()).await.unwrap();
+        let port = |url: &String| url.rsplit(':').next().unwrap().parse().unwrap();
+        *this.ports.lock().unwrap() = urls.iter().map(port).collect();
+        (urls, this)
+    }
+
+    async fn serve(self: Arc<Self>, mut client: TcpStream, node: usize) {
+        let mut bytes = [0; 4_096];
+        while let Ok(length @ 1..) = client.read(&mut bytes).await {
+            let sent = String::from_utf8_lossy(&bytes[..length]).into_owned();
+            let mut reply = "+OK\r\n".to_owned();
+            if sent.contains("AUTH") {
+                if self.refusing == Some(node) {
+                    self.refused.fetch_add(1, Ordering::Relaxed);
+                    reply = "-WRONGPASS invalid username-password pair\r\n".to_owned();
+                } else {
+                    self.taken.fetch_add(1, Ordering::Relaxed);
+                }
+            } else if sent.contains("SLOTS") {
+                let ports = self.ports.lock().unwrap().clone();
+                reply = format!("*{}\r\n", ports.len());
+                let each = 16_384 / ports.len();
+                for (port, at) in ports.into_iter().zip((0..).step_by(each)) {
+                    let last = at + each - 1;
+                    reply += &format!("*3\r\n:{at}\r\n:{last}\r\n*2\r\n$-1\r\n:{port}\r\n");
+                }
+            }
+            client.write_all(reply.as_bytes()).await.unwrap();
+        }
     }
 }
 
 #[tokio::test]
 async fn fifty_nodes_of_a_cluster_share_one_ask() {
-    let (ports, logins): (Arc<Mutex<Vec<u16>>>, Arc<AtomicU32>) = Default::default();
-    let mut urls = Vec::new();
-    for _ in 0..50 {
-        let (ports, logins) = (Arc::clone(&ports), Arc::clone(&logins));
-        let serve = move |client| reply(client, Arc::clone(&ports), Arc::clone(&logins));
-        urls.push(listen(serve).await);
-    }
-    let port = |url: &String| url.rsplit(':').next().unwrap().parse().unwrap();
-    *ports.lock().unwrap() = urls.iter().map(port).collect();
-
+    let (mut urls, nodes) = Logins::default().start(50).await;
     let asks = Arc::new(AtomicU32::new(0));
     let counter = Arc::clone(&asks);
     let seed = RedisServer::from(urls.remove(0)).credentials(move || {
@@ -363,10 +383,69 @@ async fn fifty_nodes_of_a_cluster_share_one_ask() {
     let _store = RedisStore::cluster([seed]).await.unwrap();
     let have_logged_in = async || {
         sleep(Duration::from_millis(1)).await;
-        logins.load(Ordering::Relaxed) > 50
+        nodes.taken.load(Ordering::Relaxed) > 50
     };
     until("all nodes have let it in", have_logged_in).await;
     assert_eq!(asks.load(Ordering::Relaxed), 1);
+}
+
+#[tokio::test]
+async fn a_node_that_refuses_what_others_take_does_not_spend_it_for_all() {
+    let cluster = Logins {
+        refusing: Some(1),
+        ..Logins::default()
+    };
+    let (mut urls, nodes) = cluster.start(3).await;
+    let asks = Arc::new(AtomicU32::new(0));
+    let counter = Arc::clone(&asks);
+    let seed = RedisServer::from(urls.remove(0)).credentials(move || {
+        counter.fetch_add(1, Ordering::Relaxed);
+        async { Ok::<_, Infallible>(sesame()) }
+    });
+    let store = RedisStore::cluster([seed]).await.unwrap();
+    let policy = api("9/1d");
+    for name in (0..1_000).cycle() {
+        let _ = store.check(&check(one(&policy, name))).await;
+        if nodes.refused.load(Ordering::Relaxed) >= 40 {
+            break;
+        }
+    }
+    let asks = asks.load(Ordering::Relaxed);
+    assert!(asks <= 3, "{asks} asks");
+    assert!(nodes.taken.load(Ordering::Relaxed) >= 2);
+}
+
+#[tokio::test]
+async fn a_server_that_has_forgotten_the_login_gets_another() {
+    let logins = Arc::new(AtomicU32::new(0));
+    let counter = Arc::clone(&logins);
+    let url = listen(move |mut client| {
+        let logins = Arc::clone(&counter);
+        async move {
+            let mut bytes = [0; 65_536];
+            while let Ok(length @ 1..) = client.read(&mut bytes).await {
+                let sent = String::from_utf8_lossy(&bytes[..length]);
+                let has_sent = |command| sent.contains(command);
+                if has_sent("AUTH") {
+                    logins.fetch_add(1, Ordering::Relaxed);
+                }
+                let reply = match has_sent("EVALSHA") {
+                    true => "-NOAUTH Authentication required.\r\n",
+                    false => "+OK\r\n",
+                };
+                client.write_all(reply.as_bytes()).await.unwrap();
+            }
+        }
+    })
+    .await;
+    let source = || async { Ok::<_, Infallible>(sesame()) };
+    let store = RedisStore::connect(RedisServer::from(url).credentials(source)).await;
+    let store = store.unwrap();
+    for number in 1..=3 {
+        let error = store.check(&check(one(&api("9/1d"), "alice"))).await;
+        assert_eq!(error.unwrap_err().code(), Some("NOAUTH"));
+        assert_eq!(logins.load(Ordering::Relaxed), number);
+    }
 }
 
 #[tokio::test]
@@ -383,11 +462,15 @@ async fn sentinels_have_credentials_of_their_own() {
     let primary = RedisServer::from(NAME).credentials(given("", "sesame"));
     let refused = RedisStore::sentinel([sentinel.url()], primary.clone()).await;
     assert_eq!(kind(refused), Some(StoreErrorKind::AccessDenied));
-    let primary = primary.sentinel_credentials(given("watcher", "mellon"));
-    let store = RedisStore::sentinel([sentinel.url()], primary)
-        .await
-        .unwrap();
-    store.ping().await.unwrap();
+    // Those in a sentinel's own URL go first.
+    let own = sentinel.url().replace("//", "//watcher:mellon@");
+    for (sentinel, password) in [(sentinel.url(), "mellon"), (own, "wrong")] {
+        let primary = primary
+            .clone()
+            .sentinel_credentials(given("watcher", password));
+        let store = RedisStore::sentinel([sentinel], primary).await.unwrap();
+        store.ping().await.unwrap();
+    }
 }
 
 #[tokio::test]
@@ -413,50 +496,4 @@ async fn passwords_are_in_no_error_and_no_debug_text() {
         "{cause}"
     );
     assert!(RedisServer::parse("redis://host/3?what=ever").is_err());
-}
-
-#[tokio::test]
-async fn a_ping_decides_at_each_primary_or_says_what_is_missing() {
-    let server = Server::start();
-    let store = connect(&server).await;
-    assert!(store.ping().await.unwrap() < SOON);
-    assert_eq!(server.calls("evalsha"), 1);
-    server.run::<()>("CONFIG SET maxmemory 1");
-    assert_eq!(store.ping().await.unwrap_err().code(), Some("OOM"));
-    let user = limited(&server, &["~sluicegate:*"]);
-    let error = RedisStore::connect(user)
-        .await
-        .unwrap()
-        .ping()
-        .await
-        .unwrap_err();
-    assert_eq!(error.kind(), StoreErrorKind::AccessDenied);
-    assert!(
-        error
-            .source()
-            .unwrap()
-            .to_string()
-            .contains("right `+evalsha`")
-    );
-    let nobody = RedisStore::connect_lazy("redis://127.0.0.1:1").unwrap();
-    assert_eq!(kind(nobody.ping().await), Some(StoreErrorKind::Unavailable));
-    let parrot = Parrot::start(server.address());
-    server.run::<()>("CONFIG SET maxmemory 0");
-    let store = RedisStore::sentinel([parrot.url()], NAME).await.unwrap();
-    store.ping().await.unwrap();
-    server.stop();
-    let begin = Instant::now();
-    assert_eq!(kind(store.ping().await), Some(StoreErrorKind::Timeout));
-    assert!(begin.elapsed() < 2 * SOON, "{:?}", begin.elapsed());
-    server.cont();
-
-    let cluster = Cluster::start(Duration::from_secs(60));
-    let store = RedisStore::cluster(cluster.urls()).await.unwrap();
-    store.ping().await.unwrap();
-    for primary in &cluster.nodes[..3] {
-        assert_eq!(primary.calls("evalsha"), 1);
-        assert_eq!(primary.run::<u64>("DBSIZE"), 1);
-    }
-    cluster.nodes[1].run::<()>("CONFIG SET maxmemory 1");
-    assert_eq!(store.ping().await.unwrap_err().code(), Some("OOM"));
 }

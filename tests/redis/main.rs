@@ -21,6 +21,7 @@ mod latency;
 mod load;
 mod observe;
 mod outage;
+mod ping;
 mod plain;
 mod policies;
 mod prelude;

@@ -315,14 +315,15 @@ fn of_connection(error: &RedisError) -> (StoreErrorKind, bool, &'static str) {
 
 /// Whether an error means that the connection should be replaced.
 pub(super) fn needs_another_connection(error: &RedisError) -> bool {
-    // A primary that became a replica, or lost its replicas: the address may lead to another server now.
-    let elsewhere = |code| matches!(code, "READONLY" | "MASTERDOWN" | "NOREPLICAS");
+    // A primary that became a replica, or lost its replicas: the address may lead to another server now. `NOAUTH`: the
+    // server, or a proxy, has forgotten the login.
+    let elsewhere = |code| matches!(code, "READONLY" | "MASTERDOWN" | "NOREPLICAS" | "NOAUTH");
     code(error).is_none_or(elsewhere)
 }
 
 /// Whether this answer to the first command of a connection means that the server does not let the connection in.
 pub(super) fn is_turned_away(error: &RedisError) -> bool {
-    code(error).is_none_or(|code| matches!(code, FULL | "DENIED"))
+    code(error).is_none_or(|code| matches!(code, FULL | "DENIED" | "NOAUTH"))
 }
 
 /// Whether a server does not accept this user and password.
@@ -334,6 +335,10 @@ pub(super) fn is_refusal(error: &RedisError) -> bool {
 pub(super) const UNREADABLE: StoreError =
     StoreError::protocol("a key holds a value that cannot be read, not written by this crate")
         .unsent();
+pub(super) const UNASKED: StoreError = StoreError::new(
+    StoreErrorKind::Refused,
+    "a primary of the Redis cluster was not asked, since its slots are being moved",
+);
 pub(super) const SHUT_DOWN: StoreError = StoreError::new(
     StoreErrorKind::Unavailable,
     "the runtime was shut down in which the store was called",

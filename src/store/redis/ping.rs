@@ -4,7 +4,12 @@ use std::{collections::HashSet, time::Duration};
 
 use tokio::time::{Instant, timeout_at};
 
-use super::{RedisStore, connect::GREETING_TIMEOUT, connection::within, error::store_error};
+use super::{
+    RedisStore,
+    connect::GREETING_TIMEOUT,
+    connection::within,
+    error::{UNASKED, store_error},
+};
 use crate::{
     domain::{
         charge::Charge, check::Check, error::StoreError, key::Key, operation::Operation,
@@ -33,23 +38,31 @@ impl RedisStore {
         let mut left: HashSet<_> = servers.map(|it| it.address).collect();
         let policy = Policy::new("ping", [Rule::per_second(u64::MAX >> 11)]);
         let policy = policy.map_err(|_| StoreError::protocol("no policy"))?; // which is valid
-        let mut pings = Vec::new();
-        let mut numbers = 0..MOST_NAMES;
-        while !left.is_empty()
-            && let Some(number) = numbers.next()
-        {
+        let (mut names, mut pings) = (Vec::new(), Vec::new());
+        for number in 0..MOST_NAMES {
+            if left.is_empty() {
+                break;
+            }
+            if number % 256 == 255 {
+                tokio::task::yield_now().await;
+            }
             let key = Key::new("ping", number.to_string());
             let mut name = Vec::new();
             self.names.write_start(&mut name, &key);
-            if left.remove(&self.transports.node_address(&name)) {
+            let server = self.transports.node_address(&name);
+            if left.remove(&server) {
                 let check = Check::new([Charge::new(&policy, key, 1)])?;
                 pings.push(Operation::Check(check));
+                names.push((name, server));
             }
         }
         let answers = timeout_at(begin + GREETING_TIMEOUT, self.call(pings)).await;
         for answer in answers.map_err(|_| TIMED_OUT)?? {
             answer?;
         }
-        Ok(begin.elapsed())
+        let has_stayed =
+            |(name, server): &(Vec<u8>, _)| self.transports.node_address(name) == *server;
+        let are_asked = left.is_empty() && names.iter().all(has_stayed);
+        are_asked.then(|| begin.elapsed()).ok_or(UNASKED)
     }
 }

@@ -154,6 +154,7 @@ mod tests {
     use redis::{IntoConnectionInfo, Value, parse_redis_value};
 
     use super::*;
+    use crate::store::redis::connection::RedisServer;
 
     fn nodes() -> Nodes {
         let seed = "redis://seed:7000".into_connection_info().unwrap();
@@ -178,6 +179,15 @@ mod tests {
             let node = nodes.named(&moved(to), &seed).unwrap();
             assert_eq!(*node.address(), *named);
         }
+    }
+
+    #[test]
+    fn no_code_of_the_user_runs_while_the_nodes_are_locked() {
+        let seed = RedisServer::from("redis://seed:7000");
+        let seed = seed.map_addresses(|_, _| panic!("called"));
+        let mut nodes = Nodes::new(&[seed.target().unwrap()]);
+        let seed = Arc::clone(&nodes.seeds[0]);
+        nodes.named(&moved("node:7001"), &seed).unwrap();
     }
 
     #[test]

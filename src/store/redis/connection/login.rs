@@ -1,16 +1,17 @@
 //! [`Logins`]: a user and a password that a source gives, and that may expire.
 
 use std::{
+    collections::HashMap,
     fmt,
     pin::Pin,
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     time::Duration,
 };
 
-use redis::{RedisResult, aio::MultiplexedConnection, cmd};
+use redis::{ConnectionInfo, RedisResult, aio::MultiplexedConnection, cmd};
 use tokio::{sync::oneshot, time::Instant};
 
 use super::{
@@ -24,6 +25,9 @@ use crate::store::redis::{
 
 /// Between two asks. Meanwhile the error of an ask that failed is the answer for all.
 const ASK_PAUSE: Duration = Duration::from_millis(250);
+
+/// Between two asks for a server that refuses what another takes: the next answer may help it no better.
+const REFUSED_PAUSE: Duration = Duration::from_secs(5);
 
 /// A user and a password, which a [source](crate::RedisServer::credentials) gives.
 #[derive(Clone)]
@@ -64,15 +68,45 @@ type Asking = Pin<Box<dyn Future<Output = Result<Credentials, String>> + Send>>;
 pub(in crate::store::redis) struct Logins {
     source: Box<dyn Fn() -> Asking + Send + Sync>,
     asks: Arc<SharedAttempt<Arc<Login>>>,
+    verdicts: Mutex<Verdicts>,
 }
 
 /// An answer of the source.
 pub(super) struct Login {
     credentials: Credentials,
-    /// Four fifths of the validity after the ask.
-    renew_at: Option<Instant>,
-    ends_at: Option<Instant>,
-    is_refused: AtomicBool,
+    asked: Instant,
+    /// Whether a refusal has used it up.
+    is_spent: AtomicBool,
+}
+
+/// What servers last said to answers of the source.
+#[derive(Default)]
+struct Verdicts {
+    /// The last server that took one; empty if that server has refused one since.
+    taken_by: String,
+    /// The servers that refuse what another takes, and when each last spent an answer.
+    refused_by: HashMap<String, Instant>,
+}
+
+impl Verdicts {
+    fn take(&mut self, server: String) {
+        self.refused_by.remove(&server);
+        self.taken_by = server;
+    }
+
+    /// Whether this refusal spends the answer.
+    fn refuse(&mut self, server: String) -> bool {
+        if self.taken_by == server {
+            self.taken_by.clear();
+        }
+        let known = &mut self.refused_by;
+        known.retain(|_, spent| spent.elapsed() < REFUSED_PAUSE);
+        let spends = self.taken_by.is_empty() || !known.contains_key(&server);
+        if spends {
+            known.insert(server, Instant::now());
+        }
+        spends
+    }
 }
 
 impl Logins {
@@ -85,39 +119,45 @@ impl Logins {
             let given = source();
             Box::pin(async { given.await.map_err(|error| error.to_string()) })
         });
-        // One ask at a time, in the back room, so that callers of all runtimes can wait for it.
-        let asks = SharedAttempt::new(ASK_PAUSE, 2 * CONNECT_TIMEOUT, crate::background::spawn);
-        Arc::new(Self { source, asks })
+        Arc::new(Self {
+            source,
+            // One ask at a time, in the back room, so that callers of all runtimes can wait for it.
+            asks: SharedAttempt::new(ASK_PAUSE, 2 * CONNECT_TIMEOUT, crate::background::spawn),
+            verdicts: Mutex::default(),
+        })
     }
 
-    /// Logs in over this connection; a second time, if the server refuses an older answer of the source.
+    /// Logs in over this connection to this server; a second time, if the server refuses an older answer of the source.
+    /// The connection logs in again before each password expires, until you drop the returned value.
     pub(super) async fn log_in(
         self: &Arc<Self>,
         connection: &mut MultiplexedConnection,
-        user: Option<&str>,
-    ) -> RedisResult<Arc<Login>> {
+        server: &ConnectionInfo,
+    ) -> RedisResult<oneshot::Sender<()>> {
         let mut login = self.current().await?;
-        let mut reply = login.send(connection, user).await;
-        if login.is_refused.load(Relaxed) {
+        let mut reply = self.send(&login, connection, server).await;
+        if login.is_spent.load(Relaxed) {
             login = self.current().await?;
-            reply = login.send(connection, user).await;
+            reply = self.send(&login, connection, server).await;
         }
-        match login.is_refused.load(Relaxed) {
-            true => Err(no_credentials("the server refuses them".to_owned())),
-            false => reply.map(|()| login),
+        if reply.as_ref().is_err_and(is_refusal) {
+            return Err(no_credentials("the server refuses them".to_owned()));
         }
+        let (is_kept, over) = oneshot::channel();
+        let (again, server) = (connection.clone(), server.clone());
+        background::spawn(Arc::clone(self).renew(login, again, server, over));
+        reply.map(|()| is_kept)
     }
 
-    /// Logs in again before each password expires, until the connection is `over`. If the next one is refused, the one of
-    /// before holds, and the source is asked again.
-    pub(super) async fn renew(
+    /// If the next password is refused, the one of before holds, and the source is asked again.
+    async fn renew(
         self: Arc<Self>,
         login: Arc<Login>,
         mut connection: MultiplexedConnection,
-        user: Option<String>,
+        server: ConnectionInfo,
         mut over: oneshot::Receiver<()>,
     ) {
-        let mut next = login.renew_at;
+        let mut next = login.end_of(4);
         while let Some(at) = next
             && tokio::time::timeout_at(at, &mut over).await.is_err()
         {
@@ -125,18 +165,39 @@ impl Logins {
             let Ok(login) = self.current().await else {
                 continue;
             };
-            let sent = login.send(&mut connection, user.as_deref());
+            let sent = self.send(&login, &mut connection, &server);
             if within(CONNECT_TIMEOUT, sent).await.is_ok() {
-                next = login.renew_at.max(next);
+                next = login.end_of(4).max(next);
             }
         }
+    }
+
+    async fn send(
+        &self,
+        login: &Login,
+        connection: &mut MultiplexedConnection,
+        server: &ConnectionInfo,
+    ) -> RedisResult<()> {
+        let own = Some(&*login.credentials.user).filter(|own| !own.is_empty());
+        let user = own.or(server.redis_settings().username());
+        let reply = authenticate(connection, user, &login.credentials.password).await;
+        let server = server.addr().to_string();
+        let mut verdicts = self.verdicts.lock().unwrap_or_else(PoisonError::into_inner);
+        match &reply {
+            Ok(()) => verdicts.take(server),
+            Err(error) if is_refusal(error) && verdicts.refuse(server) => {
+                login.is_spent.store(true, Relaxed);
+            }
+            Err(_) => {}
+        }
+        reply
     }
 
     /// The latest answer of the source, or its next if that is used up.
     pub(super) async fn current(self: &Arc<Self>) -> RedisResult<Arc<Login>> {
         loop {
             let will_do = |asked: Instant, outcome: &RedisResult<Arc<Login>>| match outcome {
-                Ok(login) => login.is_usable(),
+                Ok(login) => login.is_usable(4),
                 Err(_) => asked.elapsed() < ASK_PAUSE,
             };
             self.asks.start_unless(will_do, || Arc::clone(self).ask());
@@ -149,51 +210,37 @@ impl Logins {
     async fn ask(self: Arc<Self>) -> RedisResult<Arc<Login>> {
         let (asked, logins) = (Instant::now(), Arc::clone(&self));
         let given = background::caught(async move { (logins.source)().await });
-        let given = match within(CONNECT_TIMEOUT, async { Ok(given.await) }).await {
-            Ok(given) => given,
+        let given = within(CONNECT_TIMEOUT, async { Ok(given.await) }).await;
+        let given = given.and_then(|given| given.and_then(|it| it).map_err(no_credentials));
+        // The answer of before serves to its end.
+        let credentials = match given {
+            Ok(credentials) => credentials,
             Err(error) => return self.still_valid().ok_or(error),
         };
-        let credentials = match given.and_then(|given| given) {
-            Ok(credentials) => credentials,
-            // The answer of before serves to its end.
-            Err(text) => return self.still_valid().ok_or_else(|| no_credentials(text)),
-        };
-        let after = |time: Duration| asked.checked_add(time);
         Ok(Arc::new(Login {
-            renew_at: credentials.valid_for.and_then(|time| after(time / 5 * 4)),
-            ends_at: credentials.valid_for.and_then(after),
             credentials,
-            is_refused: AtomicBool::new(false),
+            asked,
+            is_spent: AtomicBool::new(false),
         }))
     }
-}
 
-impl Logins {
-    /// The latest answer, unless its time is over or a server refuses it.
+    /// The latest answer, unless its time is over or unknown, or a server refuses it.
     fn still_valid(&self) -> Option<Arc<Login>> {
         let latest = self.asks.latest().outcome.clone()?.ok()?;
-        let is_valid = latest.ends_at.is_some_and(|at| Instant::now() < at);
-        (is_valid && !latest.is_refused.load(Relaxed)).then_some(latest)
+        (latest.end_of(5).is_some() && latest.is_usable(5)).then_some(latest)
     }
 }
 
 impl Login {
-    fn is_usable(&self) -> bool {
-        let is_over = self.renew_at.is_some_and(|at| at <= Instant::now());
-        !is_over && !self.is_refused.load(Relaxed)
+    /// The end of so many fifths of its validity.
+    fn end_of(&self, fifths: u32) -> Option<Instant> {
+        let validity = self.credentials.valid_for?;
+        self.asked.checked_add(validity / 5 * fifths)
     }
 
-    async fn send(
-        &self,
-        connection: &mut MultiplexedConnection,
-        user: Option<&str>,
-    ) -> RedisResult<()> {
-        let own = Some(&*self.credentials.user).filter(|own| !own.is_empty());
-        let reply = authenticate(connection, own.or(user), &self.credentials.password).await;
-        if reply.as_ref().is_err_and(is_refusal) {
-            self.is_refused.store(true, Relaxed);
-        }
-        reply
+    fn is_usable(&self, fifths: u32) -> bool {
+        let is_over = self.end_of(fifths).is_some_and(|at| at <= Instant::now());
+        !is_over && !self.is_spent.load(Relaxed)
     }
 }
 

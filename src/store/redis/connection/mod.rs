@@ -37,7 +37,7 @@ use redis::{
 };
 use tokio::{runtime::Handle, sync::oneshot, task::yield_now};
 
-use super::background;
+use super::{background, error::is_turned_away};
 use health::ConnectionHealth;
 
 #[cfg(feature = "cluster")]
@@ -86,16 +86,28 @@ pub(super) struct Connection {
 }
 
 impl Connection {
+    /// Waits for a first answer, since the system accepts connections for a server that is stopped. An error reply is
+    /// enough, unless the server lets nobody in with it.
+    ///
     /// # Panics
     ///
     /// Outside of a runtime.
-    fn new(multiplexed: MultiplexedConnection) -> Self {
-        Self {
-            multiplexed,
-            health: ConnectionHealth::new(),
-            probing: AtomicBool::new(false),
-            runtime: Handle::current(),
-            _is_kept: None,
+    async fn answering(
+        mut multiplexed: MultiplexedConnection,
+        is_kept: Option<oneshot::Sender<()>>,
+    ) -> RedisResult<Self> {
+        let health = ConnectionHealth::new();
+        let sent = health.sent();
+        let reply = multiplexed.send_packed_command(&redis::cmd("PING")).await;
+        match health.received(sent, reply) {
+            Err(error) if is_turned_away(&error) => Err(error),
+            _ => Ok(Self {
+                multiplexed,
+                health,
+                probing: AtomicBool::new(false),
+                runtime: Handle::current(),
+                _is_kept: is_kept,
+            }),
         }
     }
 

@@ -19,7 +19,7 @@ impl Source for Pool<RedisConnectionManager> {
         Box::pin(async {
             let mut connection = self.dedicated_connection().await?;
             connection.set_response_timeout(NO_TIMEOUT);
-            Ok(Connection::new(connection))
+            Connection::answering(connection, None).await
         })
     }
 }

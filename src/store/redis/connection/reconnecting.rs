@@ -17,7 +17,7 @@ use super::{
     source::Source,
     timeout::{CONNECT_TIMEOUT, LOST_AFTER, within},
 };
-use crate::store::redis::{background, error::is_turned_away};
+use crate::store::redis::background;
 
 /// Between two attempts to connect: at most 40 attempts a second reach a server that is down or read-only.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(25);
@@ -161,24 +161,11 @@ impl ReconnectingConnection {
 
     async fn connect(self: Arc<Self>) -> Outcome {
         let is_repeated = self.attempt.latest().is_repeated;
-        let outcome = self.connect_once().await;
+        let outcome = within(CONNECT_TIMEOUT, self.source.connect()).await;
         if is_repeated && outcome.is_ok() {
             RECONNECTS.fetch_add(1, Relaxed);
         }
-        outcome
-    }
-
-    async fn connect_once(&self) -> Outcome {
-        within(CONNECT_TIMEOUT, async {
-            let connection = Arc::new(self.source.connect().await?);
-            // The system accepts connections for a server that is stopped, so wait for an answer. An error reply is
-            // enough, unless the server closes the connection with it.
-            match connection.send(&redis::cmd("PING")).await {
-                Err(error) if is_turned_away(&error) => Err(error),
-                _ => Ok(connection),
-            }
-        })
-        .await
+        outcome.map(Arc::new)
     }
 
     /// Marks the connection for replacement before the next command, if the source now leads to another server.

@@ -39,12 +39,15 @@ pub(in crate::store::redis) struct Sentinels {
 }
 
 impl Sentinels {
-    /// The sentinels of this primary, which have its credentials for sentinels if they have none of their own.
+    /// The sentinels of this primary. Those without a source and a password of their own have its credentials for
+    /// sentinels.
     pub(in crate::store::redis) fn new(sentinels: &[Target], primary: &Target) -> Arc<Self> {
         let connection = |sentinel: &Target| {
             let mut sentinel = sentinel.clone();
-            let own = sentinel.logins.take();
-            sentinel.logins = own.or_else(|| primary.sentinel_logins.clone());
+            if sentinel.info.redis_settings().password().is_none() {
+                let own = sentinel.logins.take();
+                sentinel.logins = own.or_else(|| primary.sentinel_logins.clone());
+            }
             ReconnectingConnection::new(Arc::new(sentinel))
         };
         let mut question = redis::cmd("SENTINEL");

@@ -109,7 +109,8 @@ impl RedisServer {
         })
     }
 
-    /// Like [`credentials`](Self::credentials), for all sentinels of this primary that have none of their own.
+    /// Like [`credentials`](Self::credentials), for all sentinels of this primary that have no source and no password in
+    /// their URL.
     #[cfg(feature = "sentinel")]
     #[must_use]
     pub fn sentinel_credentials<F, E>(self, source: impl Fn() -> F + Send + Sync + 'static) -> Self
@@ -129,7 +130,8 @@ impl RedisServer {
     }
 
     /// Maps the addresses that nodes of a cluster or sentinels name to those that this process can dial: for tunnels and
-    /// NAT. The addresses that you name are dialled as they are. Return those that you do not know unchanged.
+    /// NAT. The addresses that you name are dialled as they are. Return those that you do not know unchanged. The map is
+    /// called before each attempt to connect to a named address.
     #[cfg(any(feature = "cluster", feature = "sentinel"))]
     #[must_use]
     pub fn map_addresses(

@@ -11,7 +11,7 @@ const QUEUE: usize = 1_024;
 
 /// Makes the connections of a [`ReconnectingConnection`](super::ReconnectingConnection): a server, sentinels or a pool.
 pub(in crate::store::redis) trait Source: Send + Sync + 'static {
-    /// Makes a connection. Has no timeout.
+    /// Makes a connection over which the server has answered. Has no timeout.
     fn connect(&self) -> RedisFuture<'_, Connection>;
 
     /// Asks whether another server has replaced the one that the latest connection leads to. `None` if the source

@@ -3,32 +3,31 @@
 use std::{mem, net::SocketAddr, sync::Arc, time::Duration};
 
 use redis::{
-    Client, ConnectionAddr, ConnectionInfo, ProtocolVersion, RedisConnectionInfo, RedisFuture,
-    RedisResult,
+    Client, ConnectionAddr, ConnectionInfo, ProtocolVersion, RedisConnectionInfo, RedisError,
+    RedisFuture, RedisResult,
     aio::MultiplexedConnection,
     cmd,
     io::{AsyncDNSResolver, tcp::socket2::TcpKeepalive},
 };
-
-use tokio::sync::oneshot;
+use tokio::{io::AsyncReadExt, net::TcpStream, time::timeout};
 
 use super::{
-    Connection, background,
+    Connection,
     login::{Logins, authenticate},
     source::{Source, config},
+    timeout::LOST_AFTER,
 };
 
 /// How often the system probes an idle connection. Firewalls and NATs silently forget connections that are idle for
 /// some minutes.
 const KEEPALIVE: Duration = Duration::from_secs(30);
 
-#[cfg(any(feature = "cluster", feature = "sentinel"))]
 type AddressMap = dyn Fn(String, u16) -> (String, u16) + Send + Sync;
 
 /// A server, and all that it takes to connect.
 #[derive(Clone)]
 pub(in crate::store::redis) struct Target {
-    info: ConnectionInfo,
+    pub(super) info: ConnectionInfo,
     /// The name that the certificate must have; `None` for the host's.
     pub(super) tls_host: Option<String>,
     /// The source of user and password, in the place of those in `info`.
@@ -36,8 +35,9 @@ pub(in crate::store::redis) struct Target {
     #[cfg(feature = "sentinel")]
     pub(super) sentinel_logins: Option<Arc<Logins>>,
     /// Returns the host and port to dial in place of those that a server names.
-    #[cfg(any(feature = "cluster", feature = "sentinel"))]
     pub(super) addresses: Option<Arc<AddressMap>>,
+    /// Whether another server has named this one.
+    is_named: bool,
 }
 
 /// With `TCP_NODELAY` and keepalive on. A keepalive that the user has chosen is kept.
@@ -55,8 +55,8 @@ impl From<ConnectionInfo> for Target {
             logins: None,
             #[cfg(feature = "sentinel")]
             sentinel_logins: None,
-            #[cfg(any(feature = "cluster", feature = "sentinel"))]
             addresses: None,
+            is_named: false,
         }
     }
 }
@@ -79,18 +79,13 @@ impl Target {
     /// there is one beside the address.
     #[cfg(any(feature = "cluster", feature = "sentinel"))]
     pub(in crate::store::redis) fn named(&self, at: (&str, u16), name: Option<&str>) -> Self {
-        let (host, port) = (at.0.to_owned(), at.1);
-        let (host, port) = match &self.addresses {
-            Some(addresses) => addresses(host, port),
-            None => (host, port),
-        };
-        let mut named = self.at(host, port);
+        let mut named = self.at(at.0.to_owned(), at.1);
         named.tls_host = name.map(str::to_owned).or(named.tls_host);
+        named.is_named = true;
         named
     }
 
     /// The server at this address, with the same settings.
-    #[cfg(any(feature = "cluster", feature = "sentinel"))]
     pub(in crate::store::redis) fn at(&self, host: String, port: u16) -> Self {
         let mut target = self.clone();
         let mut addr = self.addr().clone();
@@ -103,6 +98,18 @@ impl Target {
         }
         target.info = target.info.set_addr(addr);
         target
+    }
+
+    /// With the address to dial. Calls the user's map, so no lock is held.
+    fn to_dial(&self) -> Self {
+        if let (true, Some(map)) = (self.is_named, &self.addresses)
+            && let ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } =
+                self.addr()
+        {
+            let (host, port) = map(host.clone(), *port);
+            return self.at(host, port);
+        }
+        self.clone()
     }
 
     async fn open(&self) -> RedisResult<Connection> {
@@ -118,30 +125,43 @@ impl Target {
             Client::open(self.info.clone().set_addr(addr).set_redis_settings(bare))?
                 .get_multiplexed_async_connection_with_config(&config)
                 .await?;
-        let settings = self.info.redis_settings();
-        let user = settings.username();
-        let Some(logins) = &self.logins else {
-            if let Some(password) = settings.password() {
-                authenticate(&mut connection, user, password).await?;
-            }
-            greet(&mut connection, settings).await?;
-            return Ok(Connection::new(connection));
-        };
-        let login = logins.log_in(&mut connection, user).await?;
+        let (settings, mut is_kept) = (self.info.redis_settings(), None);
+        if let Some(logins) = &self.logins {
+            is_kept = Some(logins.log_in(&mut connection, &self.info).await?);
+        } else if let Some(password) = settings.password() {
+            authenticate(&mut connection, settings.username(), password).await?;
+        }
         greet(&mut connection, settings).await?;
-        let (is_kept, over) = oneshot::channel();
-        let (again, user) = (connection.clone(), user.map(str::to_owned));
-        background::spawn(Arc::clone(logins).renew(login, again, user, over));
-        let mut connection = Connection::new(connection);
-        connection._is_kept = Some(is_kept);
-        Ok(connection)
+        Connection::answering(connection, is_kept).await
     }
 }
 
 impl Source for Target {
     fn connect(&self) -> RedisFuture<'_, Connection> {
-        Box::pin(self.open())
+        Box::pin(async {
+            let target = self.to_dial();
+            match target.open().await {
+                Err(error) if error.is_connection_dropped() => {
+                    Err(last_words(target.addr()).await.unwrap_or(error))
+                }
+                opened => opened,
+            }
+        })
     }
+}
+
+/// The reason that a server gives when it closes a new connection. redis-rs drops it if it comes before the first command
+/// is sent, so this dials once more. Over TLS a server gives none.
+async fn last_words(addr: &ConnectionAddr) -> Option<RedisError> {
+    let ConnectionAddr::Tcp(host, port) = addr else {
+        return None;
+    };
+    let mut stream = TcpStream::connect((&**host, *port)).await.ok()?;
+    let mut words = [0; 256];
+    let read = timeout(LOST_AFTER, stream.read(&mut words));
+    let length = read.await.ok()?.ok()?;
+    let words = redis::parse_redis_value(&words[..length]).ok()?;
+    words.extract_error().err()
 }
 
 /// Finds the addresses of this host for a connection that TLS checks under another name.
