@@ -1,4 +1,4 @@
-//! Without a server: the limiter, the memory store, the local decisions, the protocols as state machines, and the
+//! Without a server: the limiter, the memory store, the local decisions, code under every order of its steps, and the
 //! script in another Lua.
 
 mod acquire;
@@ -24,9 +24,9 @@ mod lua54;
 mod meters;
 mod mutants;
 mod near_limit;
+mod orders;
 mod pauses;
 mod plain;
-mod protocols;
 mod published;
 mod reload;
 mod reports;

@@ -611,6 +611,27 @@ async fn beside_a_node_that_hangs_nothing_stays_charged() {
     cluster.nodes[2].cont();
 }
 
+#[tokio::test]
+async fn a_roll_back_that_may_have_been_done_is_not_made_again() {
+    let (cluster, _turn) = disturbed().await;
+    let (store, limiter) = waiting(&cluster).await;
+    let [name, _, other] = apart(&cluster);
+    for _ in 0..2 {
+        take(&limiter, &much(), &name).await;
+    }
+    let held = Held::hold(&cluster.nodes[2]);
+    let deciding = tokio::spawn(store.check(&check(all(&much(), [&name, &other]))));
+    is_charged(&limiter, &name, 3).await;
+    cluster.nodes[0].stop();
+    cluster.nodes[2].run::<u32>("CLIENT KILL TYPE normal");
+    assert!(deciding.await.unwrap().is_err());
+    sleep(5 * SOON / 2).await; // longer than the answer of a part is waited for
+    cluster.nodes[0].cont();
+    held.go_on();
+    is_rolled_back(&limiter, &name, 2).await;
+    assert_eq!(used(&limiter, &much(), &name).await, 2);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_roll_back_that_was_surely_not_done_is_tried_again() {
     let (cluster, _turn) = disturbed().await;
