@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use redis::{Connection, RedisResult, cmd};
+use redis::{Connection, cmd};
 
 use super::{
     proxy::Weather,
-    site::{Repeated, Site, connect},
+    site::{Site, connect},
 };
 use support::sharing::wait;
 
@@ -151,7 +151,8 @@ impl Fault {
     pub(crate) fn inflict(self, site: &mut Site) -> Heal {
         match self {
             Self::ScriptsFlushed => {
-                repeated(site.again_and_again(|server| cmd("SCRIPT").arg("FLUSH").exec(server)))
+                let acts = site.again_and_again(|server| cmd("SCRIPT").arg("FLUSH").exec(server));
+                Box::new(|_| drop(acts))
             }
             Self::Ahead { seconds } => jump(site, seconds, true),
             Self::Back { seconds } => jump(site, seconds, false),
@@ -225,10 +226,6 @@ fn span(seconds: u64) -> &'static str {
     }
 }
 
-fn repeated(acts: Repeated) -> Heal {
-    Box::new(|_| drop(acts))
-}
-
 /// The jump may come at any time, even within a script between its look at the clock and its write.
 fn jump(site: &Site, seconds: u64, ahead: bool) -> Heal {
     let clock = site.clock.as_ref().unwrap();
@@ -253,35 +250,16 @@ fn evict(site: &Site, policy: &str) -> Heal {
     })
 }
 
-/// A script that does not end. Returns when the server rejects all other commands.
+/// A script that does not end.
 fn keep_busy(site: &Site) -> Heal {
-    let client = redis::Client::open(site.server.socket_url()).unwrap();
-    let mut running = client.get_connection().unwrap();
-    let endless = std::thread::spawn(move || {
-        let _ = cmd("EVAL")
-            .arg("while true do end")
-            .arg(0)
-            .exec(&mut running);
-    });
-    wait("the server is busy", || {
-        let ping = connect_to(site).and_then(|mut server| cmd("PING").exec(&mut server));
-        is_error(&ping, "BUSY")
-    });
+    let endless = site.server.keep_busy();
     Box::new(move |site| {
         // A server that was restarted or replaced in the meantime is not busy.
         wait("the script is killed", || {
             let kill = |mut server: Connection| cmd("SCRIPT").arg("KILL").exec(&mut server);
-            is_error(&connect_to(site).and_then(kill), "NOTBUSY")
+            let killed = connect(&site.server.socket_url()).and_then(kill);
+            killed.is_err_and(|error| error.code() == Some("NOTBUSY"))
         });
         endless.join().unwrap();
     })
-}
-
-fn connect_to(site: &Site) -> RedisResult<Connection> {
-    connect(&site.server.socket_url())
-}
-
-fn is_error(result: &RedisResult<()>, code: &str) -> bool {
-    let error = result.as_ref().err();
-    error.is_some_and(|error| error.code() == Some(code))
 }

@@ -6,7 +6,7 @@ use std::time::Instant;
 use sluicegate::error::StoreErrorKind::{
     self, AccessDenied, Protocol, Refused, Timeout, Unavailable,
 };
-use support::{prelude::*, redis::Server, sharing::wait, stores};
+use support::{prelude::*, redis::Server, stores};
 
 /// Far longer than the timeout of 100 ms on a busy machine, and shorter than any wait of a library.
 const SOON: Duration = Duration::from_secs(1);
@@ -58,7 +58,7 @@ fn act(server: &mut Server, what: &str) {
         "restart" => server.restart(),
         "stop" => server.stop(),
         "go on" => server.cont(),
-        "keep busy" => begin_endless_script(server),
+        "keep busy" => drop(server.keep_busy()),
         commands => commands.split(" ; ").for_each(|it| server.run(it)),
     }
 }
@@ -117,30 +117,11 @@ async fn out_of_memory_still_denies() {
     }
 }
 
-/// A script that runs until it is killed. Returns when the server rejects all other commands.
-fn begin_endless_script(server: &Server) {
-    let client = redis::Client::open(server.url()).unwrap();
-    let mut running = client.get_connection().unwrap();
-    let mut asking = client.get_connection().unwrap();
-    std::thread::spawn(move || {
-        let mut endless = redis::cmd("EVAL");
-        let _ = endless.arg("while true do end").arg(0).exec(&mut running);
-    });
-    wait("the server is busy", || {
-        let answer = redis::cmd("PING").exec(&mut asking);
-        answer.is_err_and(|error| error.code() == Some("BUSY"))
-    });
-}
-
 #[tokio::test]
 async fn a_replica_says_so_and_goes_on_where_its_primary_was_when_it_is_promoted() {
     let primary = Server::start();
-    let port = primary.address().port().to_string();
-    let replica = Server::with(&["--replicaof", "127.0.0.1", &port]);
-    wait("the replica follows", || {
-        let told: String = replica.run("INFO replication");
-        told.contains("master_link_status:up")
-    });
+    let replica = Server::start();
+    replica.follow(&primary);
     let store = RedisStore::connect(primary.url()).await.unwrap();
     assert!(works(&store).await);
     primary.run::<()>("SET written last");

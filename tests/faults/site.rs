@@ -1,7 +1,6 @@
 //! The parts of a run other than the traffic: a server behind a proxy, perhaps a replica of it, and their clock.
 
 use std::{
-    net::SocketAddr,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -14,17 +13,10 @@ use redis::{Connection, RedisResult};
 use tokio::runtime::Handle;
 
 use super::{clock::Clock, proxy::Proxy, traffic::Traffic};
-use support::{redis::Server, sharing::wait};
+use support::redis::Server;
 
 /// A killed server keeps its data up to the last answer, because the data reaches the kernel before the answer.
-const ARGS: [&str; 6] = [
-    "--appendonly",
-    "yes",
-    "--appendfsync",
-    "no",
-    "--lua-time-limit",
-    "10",
-];
+const ARGS: &str = "--appendonly yes --appendfsync no --lua-time-limit 10";
 
 pub(crate) struct Site {
     pub(crate) runtime: Handle,
@@ -44,11 +36,12 @@ impl Site {
         with_clock: bool,
     ) -> Self {
         let clock = with_clock.then(Clock::new);
-        let start = || Server::with_env(&ARGS, clock.as_ref().map(Clock::env).unwrap_or_default());
+        let env = || clock.as_ref().map(Clock::env).unwrap_or_default();
+        let start = || Server::with_env(&ARGS.split(' ').collect::<Vec<_>>(), env());
         let server = start();
         let replica = with_replica.then(|| {
             let replica = start();
-            follow(&replica, server.address());
+            replica.follow(&server);
             replica
         });
         let proxy = runtime.block_on(Proxy::new(server.address(), latency));
@@ -141,12 +134,4 @@ pub(crate) fn connect(url: &str) -> RedisResult<Connection> {
     connection.set_read_timeout(Some(TIMEOUT))?;
     connection.set_write_timeout(Some(TIMEOUT))?;
     Ok(connection)
-}
-
-fn follow(replica: &Server, primary: SocketAddr) {
-    replica.run::<()>(&format!("REPLICAOF {} {}", primary.ip(), primary.port()));
-    wait("the replica follows", || {
-        let told: String = replica.run("INFO replication");
-        told.contains("master_link_status:up")
-    });
 }

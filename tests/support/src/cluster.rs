@@ -143,21 +143,12 @@ fn slots(primary: usize) -> std::ops::Range<usize> {
 }
 
 fn start_node(node_timeout: Duration) -> Server {
-    let node_timeout = node_timeout.as_millis().to_string();
-    let start = || {
-        Server::with(&[
-            "--cluster-enabled",
-            "yes",
-            "--cluster-node-timeout",
-            &node_timeout,
-            "--cluster-replica-validity-factor",
-            "0",
-            "--cluster-require-full-coverage",
-            "no",
-            "--repl-diskless-sync-delay",
-            "0",
-        ])
-    };
+    let args = format!(
+        "--cluster-enabled yes --cluster-node-timeout {} --cluster-replica-validity-factor 0 \
+         --cluster-require-full-coverage no --repl-diskless-sync-delay 0",
+        node_timeout.as_millis()
+    );
+    let start = || Server::with(&args.split(' ').collect::<Vec<_>>());
     let mut nodes = (0..20).map(|_| start());
     nodes.find(Server::answers).expect("a node that answers")
 }

@@ -5,15 +5,15 @@ use std::{
     io::{BufRead, BufReader, Read},
     net::SocketAddr,
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
     sync::Once,
 };
 
-use super::root;
+use super::{redis::Process, root};
 
 /// A running server.
 pub struct Example {
-    child: Child,
+    process: Process,
     address: SocketAddr,
 }
 
@@ -41,7 +41,8 @@ impl Example {
             let output = child.wait_with_output().unwrap();
             panic!("the first line was {line:?}: {output:?}");
         };
-        Self { child, address }
+        let process = Process(child);
+        Self { process, address }
     }
 
     /// The program.
@@ -56,7 +57,7 @@ impl Example {
 
     /// The number of the process.
     pub fn id(&self) -> u32 {
-        self.child.id()
+        self.process.0.id()
     }
 
     /// Sends a signal, such as `HUP`.
@@ -68,9 +69,9 @@ impl Example {
 
     /// Kills the server. Returns its output on stderr.
     pub fn end(&mut self) -> String {
-        let _ = self.child.kill();
+        let _ = self.process.0.kill();
         let mut stderr = String::new();
-        if let Some(mut pipe) = self.child.stderr.take() {
+        if let Some(mut pipe) = self.process.0.stderr.take() {
             let _ = pipe.read_to_string(&mut stderr);
         }
         stderr
@@ -78,7 +79,7 @@ impl Example {
 
     /// The next line on stderr.
     pub fn complaint(&mut self) -> String {
-        let pipe = self.child.stderr.as_mut().unwrap();
+        let pipe = self.process.0.stderr.as_mut().unwrap();
         let (mut line, mut byte) = (Vec::new(), [0]);
         // Read byte by byte, so that the next line stays in the pipe for the next call.
         while pipe.read(&mut byte).unwrap() == 1 && byte[0] != b'\n' {
@@ -91,16 +92,9 @@ impl Example {
     pub fn stop(mut self) -> (bool, String) {
         self.signal("TERM");
         let mut stderr = String::new();
-        let mut pipe = self.child.stderr.take().unwrap();
+        let mut pipe = self.process.0.stderr.take().unwrap();
         pipe.read_to_string(&mut stderr).unwrap();
-        (self.child.wait().unwrap().success(), stderr)
-    }
-}
-
-impl Drop for Example {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        (self.process.0.wait().unwrap().success(), stderr)
     }
 }
 

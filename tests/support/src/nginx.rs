@@ -1,19 +1,18 @@
 //! A real nginx for one test: one process in a separate folder, killed on drop.
 
 use std::{
-    env,
     fs::{self, File},
     net::SocketAddr,
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
 };
 
 use tempfile::TempDir;
 
-use super::redis::{free_port, starts};
+use super::redis::{Process, free_port};
 
 /// A running proxy.
 pub struct Nginx {
-    child: Child,
+    _process: Process,
     address: SocketAddr,
     _folder: TempDir,
 }
@@ -25,17 +24,14 @@ impl Nginx {
         for _ in 0..20 {
             let folder = tempfile::tempdir().unwrap();
             let port = free_port();
-            fs::write(
-                folder.path().join("configuration"),
-                configuration(&http(port)),
-            )
-            .unwrap();
-            let mut child = spawn(&folder);
+            let file = folder.path().join("configuration");
+            fs::write(file, configuration(&http(port))).unwrap();
+            let mut process = spawn(&folder);
             // nginx listens before writing the file with the process number.
             let is_up = || folder.path().join("pid").exists();
-            if starts(&mut child, is_up, || log(&folder)) {
+            if process.starts(is_up, || log(&folder)) {
                 return Self {
-                    child,
+                    _process: process,
                     address: SocketAddr::from(([127, 0, 0, 1], port)),
                     _folder: folder,
                 };
@@ -51,13 +47,6 @@ impl Nginx {
     }
 }
 
-impl Drop for Nginx {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 /// Without a master process, no worker outlives the killed process. All paths are in the folder.
 fn configuration(http: &str) -> String {
     let folders = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"];
@@ -69,22 +58,16 @@ fn configuration(http: &str) -> String {
     )
 }
 
-fn spawn(folder: &TempDir) -> Child {
-    // Not every user has Debian's folder for this program in the PATH.
-    let path = format!("{}:/usr/sbin", env::var("PATH").unwrap_or_default());
-    Command::new("nginx")
-        .env("PATH", path)
+fn spawn(folder: &TempDir) -> Process {
+    let mut command = Command::new("nginx");
+    command
         .current_dir(folder)
         .arg("-p")
         .arg(folder.path())
         .args(["-c", "configuration"])
-        .stdin(Stdio::null())
         .stdout(Stdio::null())
-        .stderr(File::create(folder.path().join("log")).unwrap())
-        .spawn()
-        .unwrap_or_else(|error| {
-            panic!("cannot run nginx: {error}\ninstall it (apt-get install nginx-light)")
-        })
+        .stderr(File::create(folder.path().join("log")).unwrap());
+    Process::start(&mut command, "apt-get install nginx-light")
 }
 
 fn log(folder: &TempDir) -> String {

@@ -93,5 +93,8 @@ fn the_span_with_the_most_units_is_found() {
     let admitted = [(1, 2), (11, 3), (12, 4), (12, 1), (30, 1)];
     assert_eq!(most_within(10, &admitted), 8);
     assert_eq!(most_within(11, &admitted), 10);
+    assert_eq!(most_within(10, &[(1, 1), (12, 1), (23, 1)]), 1);
+    let ones = [1, 9, 18, 19, 20, 30, 31].map(|at_ms| (at_ms, 1));
+    assert_eq!(most_within(10, &ones), 3);
     assert_eq!(most_within(10, &[]), 0);
 }

@@ -1,7 +1,7 @@
 //! A real Redis server for one test: in a separate folder, without persistence, and killed on drop.
 
 use std::{
-    fmt,
+    env, fmt,
     fs::{self, File},
     net::{SocketAddr, TcpListener},
     os::unix::net::UnixStream,
@@ -10,6 +10,7 @@ use std::{
         Mutex,
         atomic::{AtomicU16, Ordering},
     },
+    thread::JoinHandle,
     time::{Duration, Instant},
 };
 
@@ -17,7 +18,7 @@ use tempfile::TempDir;
 
 /// A running server, unless it was [killed](Self::kill).
 pub struct Server {
-    child: Child,
+    process: Process,
     port: u16,
     args: Vec<String>,
     env: Vec<(String, String)>,
@@ -43,10 +44,10 @@ impl Server {
         let args: Vec<String> = args.iter().map(|&arg| arg.into()).collect();
         for _ in 0..20 {
             let port = free_port();
-            let mut child = spawn(&folder, port, &args, &env);
-            if starts(&mut child, || listens(&folder), || log(&folder)) {
+            let mut process = spawn(&folder, port, &args, &env);
+            if process.starts(|| listens(&folder), || log(&folder)) {
                 return Self {
-                    child,
+                    process,
                     port,
                     args,
                     env,
@@ -67,7 +68,7 @@ impl Server {
 
     /// The number of the process, while it runs.
     pub fn id(&self) -> u32 {
-        self.child.id()
+        self.process.0.id()
     }
 
     /// The address that the server listens at.
@@ -103,16 +104,10 @@ impl Server {
     fn connect(&self) -> redis::Connection {
         let client = redis::Client::open(self.socket_url()).unwrap();
         let mut connection = client.get_connection().unwrap();
-        let password = self
-            .args
-            .iter()
-            .skip_while(|&arg| arg != "--requirepass")
-            .nth(1);
-        if let Some(password) = password {
-            redis::cmd("AUTH")
-                .arg(password)
-                .exec(&mut connection)
-                .unwrap();
+        let mut args = self.args.iter().skip_while(|&arg| arg != "--requirepass");
+        if let Some(password) = args.nth(1) {
+            let mut login = redis::cmd("AUTH");
+            login.arg(password).exec(&mut connection).unwrap();
         }
         connection
     }
@@ -120,13 +115,10 @@ impl Server {
     /// The first number of the version of Redis that the server is compatible with.
     pub fn version(&self) -> u32 {
         let info: String = self.run("INFO server");
-        let line = info
-            .lines()
-            .find_map(|line| line.strip_prefix("redis_version:"));
-        let major = line.and_then(|version| version.split('.').next());
-        major
-            .and_then(|major| major.parse().ok())
-            .expect("a version")
+        let mut lines = info.lines();
+        let version = lines.find_map(|line| line.strip_prefix("redis_version:"));
+        let major = version.and_then(|it| it.split('.').next()?.parse().ok());
+        major.expect("a version")
     }
 
     /// A number that `INFO section` reports.
@@ -137,6 +129,32 @@ impl Server {
             .find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
         line.and_then(|number| number.parse().ok())
             .unwrap_or_else(|| panic!("no {field} in {info}"))
+    }
+
+    /// Follows another server, and waits until it does.
+    pub fn follow(&self, primary: &Self) {
+        let port = primary.port;
+        self.run::<()>(&format!("REPLICAOF 127.0.0.1 {port}"));
+        super::sharing::wait("the replica follows", || {
+            let told: String = self.run("INFO replication");
+            told.contains("master_link_status:up")
+        });
+    }
+
+    /// Runs a script that does not end. Returns when the server rejects all other commands.
+    pub fn keep_busy(&self) -> JoinHandle<()> {
+        let client = redis::Client::open(self.socket_url()).unwrap();
+        let connect = || client.get_connection().unwrap();
+        let (mut running, mut asking) = (connect(), connect());
+        let endless = std::thread::spawn(move || {
+            let mut endless = redis::cmd("EVAL");
+            let _ = endless.arg("while true do end").arg(0).exec(&mut running);
+        });
+        super::sharing::wait("the server is busy", move || {
+            let answer = redis::cmd("PING").exec(&mut asking);
+            answer.is_err_and(|error| error.code() == Some("BUSY"))
+        });
+        endless
     }
 
     /// Whether this replica has received everything that was written so far. (`WAIT` only covers the same connection.)
@@ -155,8 +173,7 @@ impl Server {
 
     /// Kills the server like `kill -9`, without notice to clients.
     pub fn kill(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
+        self.process.kill();
         *self.control.get_mut().unwrap() = None;
     }
 
@@ -170,26 +187,23 @@ impl Server {
         let timeout = Instant::now() + Duration::from_secs(10);
         while Instant::now() < timeout {
             let _ = fs::remove_file(socket(&self.folder));
-            self.child = spawn(&self.folder, self.port, &self.args, &self.env);
-            let is_up = || listens(&self.folder);
-            if starts(&mut self.child, is_up, || log(&self.folder)) {
+            self.process = spawn(&self.folder, self.port, &self.args, &self.env);
+            let (is_up, log) = (|| listens(&self.folder), || log(&self.folder));
+            if self.process.starts(is_up, log) {
                 return;
             }
         }
-        panic!(
-            "the server could not be started again:\n{}",
-            log(&self.folder)
-        );
+        panic!("it could not be started again:\n{}", log(&self.folder));
     }
 
     /// Stops the server (SIGSTOP): connections stay open, without replies.
     pub fn stop(&self) {
-        signal(&self.child, "-STOP");
+        signal(&self.process.0, "-STOP");
     }
 
     /// Lets a stopped server continue.
     pub fn cont(&self) {
-        signal(&self.child, "-CONT");
+        signal(&self.process.0, "-CONT");
     }
 }
 
@@ -199,10 +213,44 @@ impl fmt::Debug for Server {
     }
 }
 
-impl Drop for Server {
+/// A process that is killed on drop.
+#[derive(Debug)]
+pub struct Process(pub Child);
+
+impl Process {
+    /// Starts a program without input; `install` says how to get it. Not every user has Debian's folder of servers in the
+    /// PATH.
+    pub fn start(command: &mut Command, install: &str) -> Self {
+        let path = env::var("PATH").unwrap_or_default();
+        command.env("PATH", format!("{path}:/usr/sbin"));
+        match command.stdin(Stdio::null()).spawn() {
+            Ok(child) => Self(child),
+            Err(error) => panic!("cannot run {command:?}: {error}\ninstall it ({install})"),
+        }
+    }
+
+    /// Waits until it is up, or has ended, for example because another has the port.
+    pub fn starts(&mut self, is_up: impl Fn() -> bool, log: impl Fn() -> String) -> bool {
+        let timeout = Instant::now() + Duration::from_secs(10);
+        while self.0.try_wait().unwrap().is_none() {
+            if is_up() {
+                return true;
+            }
+            assert!(Instant::now() < timeout, "it hangs:\n{}", log());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        false
+    }
+
+    pub fn kill(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Drop for Process {
     fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.kill();
     }
 }
 
@@ -213,38 +261,23 @@ pub fn signal(child: &Child, name: &str) {
 }
 
 pub fn program() -> String {
-    std::env::var("SLUICEGATE_REDIS_SERVER").unwrap_or_else(|_| "redis-server".into())
+    env::var("SLUICEGATE_REDIS_SERVER").unwrap_or_else(|_| "redis-server".into())
 }
 
-fn spawn(folder: &TempDir, port: u16, args: &[String], env: &[(String, String)]) -> Child {
-    let program = program();
+fn spawn(folder: &TempDir, port: u16, args: &[String], env: &[(String, String)]) -> Process {
     let log = File::create(folder.path().join("log")).unwrap();
-    Command::new(&program)
+    let mut command = Command::new(program());
+    command
         .args(["--port", &port.to_string(), "--bind", "127.0.0.1"])
-        .args(["--unixsocket", &socket(folder), "--dir", folder.path().to_str().unwrap()])
+        .args(["--unixsocket", &socket(folder)])
+        .args(["--dir", folder.path().to_str().unwrap()])
         .args(["--save", "", "--appendonly", "no"])
         .args(args)
         .envs(env.iter().cloned())
         .stdout(log.try_clone().unwrap())
-        .stderr(log)
-        .stdin(Stdio::null())
-        .spawn()
-        .unwrap_or_else(|error| {
-            panic!("cannot run {program}: {error}\ninstall it (apt-get install redis-server) or name one in SLUICEGATE_REDIS_SERVER")
-        })
-}
-
-/// Waits until a program is up, or has ended, for example because another has the port.
-pub fn starts(child: &mut Child, is_up: impl Fn() -> bool, log: impl Fn() -> String) -> bool {
-    let timeout = Instant::now() + Duration::from_secs(10);
-    while child.try_wait().unwrap().is_none() {
-        if is_up() {
-            return true;
-        }
-        assert!(Instant::now() < timeout, "it hangs:\n{}", log());
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    false
+        .stderr(log);
+    let install = "apt-get install redis-server, or name one in SLUICEGATE_REDIS_SERVER";
+    Process::start(&mut command, install)
 }
 
 /// A server takes the port before it creates the socket, so the socket proves both.

@@ -5,15 +5,14 @@ use std::{
     fs,
     io::{BufRead, BufReader, Write},
     net::{SocketAddr, TcpListener, TcpStream},
-    process::{Child, Command, Stdio},
-    time::{Duration, Instant},
+    process::{Command, Stdio},
 };
 
 use redis::{FromRedisValue, RedisResult};
 use tempfile::TempDir;
 
 use super::{
-    redis::{Server, free_port, program, signal},
+    redis::{Process, Server, free_port, program, signal},
     sharing::wait,
 };
 
@@ -25,7 +24,7 @@ const QUORUM: usize = 2;
 
 /// A sentinel. [`Server`] cannot start one, because a sentinel writes to the configuration file.
 pub struct Sentinel {
-    child: Child,
+    process: Process,
     port: u16,
     _folder: TempDir,
 }
@@ -42,14 +41,8 @@ impl Group {
         let primary = Server::with(args);
         let port = primary.address().port().to_string();
         let replica = || {
-            let more = [
-                "--replicaof",
-                "127.0.0.1",
-                &port,
-                "--repl-diskless-sync-delay",
-                "0",
-            ];
-            Server::with(&[args, &more].concat())
+            let more = format!("--replicaof 127.0.0.1 {port} --repl-diskless-sync-delay 0");
+            Server::with(&[args, &more.split(' ').collect::<Vec<_>>()].concat())
         };
         let servers = vec![replica(), replica(), primary];
         let sentinels = (0..3).map(|_| Sentinel::start(&servers[2])).collect();
@@ -136,36 +129,21 @@ impl Sentinel {
                 folder.path().display(),
             );
             fs::write(&file, config).unwrap();
-            let child = Command::new(program())
-                .arg(&file)
-                .arg("--sentinel")
-                .stdout(Stdio::null())
-                .stderr(Stdio::null())
-                .stdin(Stdio::null())
-                .spawn()
-                .unwrap();
+            let mut command = Command::new(program());
+            let command = command.arg(&file).arg("--sentinel");
+            let command = command.stdout(Stdio::null()).stderr(Stdio::null());
             let mut sentinel = Self {
-                child,
+                process: Process::start(command, "apt-get install redis-server"),
                 port,
                 _folder: folder,
             };
-            if sentinel.becomes_ready() {
+            let answers = || ask::<String>(&format!("redis://127.0.0.1:{port}"), "PING").is_ok();
+            if sentinel.process.starts(answers, String::new) {
                 sentinel.hurry();
                 return sentinel;
             }
         }
         panic!("no sentinel could be started");
-    }
-
-    fn becomes_ready(&mut self) -> bool {
-        let timeout = Instant::now() + Duration::from_secs(10);
-        while self.child.try_wait().unwrap().is_none() && Instant::now() < timeout {
-            if self.ask::<String>("PING").is_ok() {
-                return true;
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        false
     }
 
     /// Makes the sentinel look ten times as often as usual, if its version can (from Redis 7.0). More often would not
@@ -199,18 +177,11 @@ impl Sentinel {
 
     /// Stops the sentinel (SIGSTOP): it accepts connections without replies.
     pub fn stop(&self) {
-        signal(&self.child, "-STOP");
+        signal(&self.process.0, "-STOP");
     }
 
     pub fn cont(&self) {
-        signal(&self.child, "-CONT");
-    }
-}
-
-impl Drop for Sentinel {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        signal(&self.process.0, "-CONT");
     }
 }
 

@@ -79,16 +79,10 @@ impl TlsServer {
 
     /// Starts two nodes of a cluster that name each other by address, with these identities. Each has half of the slots.
     pub fn cluster(authority: &Authority, identities: [&Identity; 2]) -> [Self; 2] {
-        let more = [
-            "--tls-auth-clients",
-            "no",
-            "--cluster-enabled",
-            "yes",
-            "--tls-cluster",
-            "yes",
-            "--cluster-announce-ip",
-            "127.0.0.1",
-        ];
+        let more: Vec<_> = "--tls-auth-clients no --cluster-enabled yes --tls-cluster yes \
+                            --cluster-announce-ip 127.0.0.1"
+            .split(' ')
+            .collect();
         let nodes = identities.map(|identity| {
             // It ends right after the start if the port between nodes is taken.
             let mut nodes = std::iter::repeat_with(|| Self::with(authority, identity, &more));
@@ -123,17 +117,11 @@ impl TlsServer {
             key: file("key.pem", &identity.key),
         };
         let port = free_port();
-        let port_text = port.to_string();
-        let tls = [
-            "--tls-port",
-            &port_text,
-            "--tls-ca-cert-file",
-            &files.ca,
-            "--tls-cert-file",
-            &files.cert,
-            "--tls-key-file",
-            &files.key,
-        ];
+        let Files { ca, cert, key } = &files;
+        let tls = format!(
+            "--tls-port {port} --tls-ca-cert-file {ca} --tls-cert-file {cert} --tls-key-file {key}"
+        );
+        let tls: Vec<_> = tls.split(' ').collect();
         let server = Server::with(&[&tls[..], more].concat());
         Self {
             server,

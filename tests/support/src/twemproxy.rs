@@ -1,18 +1,18 @@
 //! A real twemproxy (`nutcracker`) for one test, in front of two servers.
 
 use std::{
-    env, fmt, fs,
+    fmt, fs,
     os::unix::net::UnixStream,
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
 };
 
 use tempfile::TempDir;
 
-use super::redis::{Server, free_port, starts};
+use super::redis::{Process, Server, free_port};
 
 /// A running proxy and two servers.
 pub struct Twemproxy {
-    child: Child,
+    _process: Process,
     folder: TempDir,
     pub servers: [Server; 2],
 }
@@ -34,11 +34,11 @@ impl Twemproxy {
         );
         fs::write(folder.path().join("configuration"), configuration).unwrap();
         for _ in 0..20 {
-            let mut child = spawn(&folder);
+            let mut process = spawn(&folder);
             let is_up = || UnixStream::connect(socket(&folder)).is_ok();
-            if starts(&mut child, is_up, || log(&folder)) {
+            if process.starts(is_up, || log(&folder)) {
                 return Self {
-                    child,
+                    _process: process,
                     folder,
                     servers,
                 };
@@ -58,34 +58,26 @@ impl fmt::Debug for Twemproxy {
     }
 }
 
-impl Drop for Twemproxy {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 /// The proxy always serves statistics at a port, and ends if that port is taken.
-fn spawn(folder: &TempDir) -> Child {
-    let file = |name| folder.path().join(name);
-    // Not every user has Debian's folder for this program in the PATH.
-    let path = format!("{}:/usr/sbin", env::var("PATH").unwrap_or_default());
-    Command::new("nutcracker")
-        .env("PATH", path)
-        .arg("-c")
-        .arg(file("configuration"))
-        .arg("-o")
-        .arg(file("log"))
-        .arg("-p")
-        .arg(file("pid"))
-        .args(["-a", "127.0.0.1", "-s", &free_port().to_string()])
+fn spawn(folder: &TempDir) -> Process {
+    let mut command = Command::new("nutcracker");
+    command
+        .current_dir(folder)
+        .args([
+            "-c",
+            "configuration",
+            "-o",
+            "log",
+            "-p",
+            "pid",
+            "-a",
+            "127.0.0.1",
+            "-s",
+        ])
+        .arg(free_port().to_string())
         .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .stdin(Stdio::null())
-        .spawn()
-        .unwrap_or_else(|error| {
-            panic!("cannot run nutcracker: {error}\ninstall it (apt-get install nutcracker)")
-        })
+        .stderr(Stdio::null());
+    Process::start(&mut command, "apt-get install nutcracker")
 }
 
 fn socket(folder: &TempDir) -> String {
