@@ -3,7 +3,7 @@
 
 use proptest::prelude::*;
 use sluicegate::store::redis::inspect::StoredValue;
-use support::{hand_over::Halves, history::*, lua::LuaServer, prelude::*, vectors::replay_all};
+use support::{history::*, lua::LuaServer, prelude::*, vectors::replay_all};
 
 /// The plain script, in Lua 5.4.
 mod without {
@@ -20,16 +20,6 @@ fn plain(server: &LuaServer) -> (RedisStore, ManualClock) {
     let clock = ManualClock::new(0);
     let store = RedisStore::from_connection(server.plain());
     (store.clock(clock.clone()), clock)
-}
-
-/// With the fast path alone, an operation to hand over is an error.
-#[tokio::test]
-async fn no_common_case_is_handed_over_to_the_plain_script() {
-    support::hand_over::no_common_case_is_handed_over(|| {
-        let clock = ManualClock::new(0);
-        (Halves::over(&LuaServer::new(), &clock), clock)
-    })
-    .await;
 }
 
 #[tokio::test]

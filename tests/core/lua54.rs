@@ -9,17 +9,6 @@ fn store() -> (RedisStore, ManualClock) {
     (store.clock(clock.clone()), clock)
 }
 
-mod blocks {
-    support::contracts!(new: blocks kinds);
-
-    async fn new() -> (
-        sluicegate::RedisStore,
-        sluicegate::manual_clock::ManualClock,
-    ) {
-        super::store()
-    }
-}
-
 #[tokio::test]
 async fn the_script_agrees_with_the_vectors() {
     replay_all(async || store()).await;
@@ -36,13 +25,6 @@ async fn the_script_reads_the_servers_clock() {
             admitted
         );
     }
-}
-
-#[tokio::test]
-async fn periods_are_found_however_far_the_servers_clock_is_ahead() {
-    let server = LuaServer::new();
-    let store = RedisStore::from_connection(server.clone());
-    periods_are_found_however_far_the_clock_is_ahead(&server, &store).await;
 }
 
 /// The caller sends the periods around its own clock, and asks once more if the server's time is in none of them.
@@ -79,28 +61,6 @@ pub(super) async fn periods_are_found_however_far_the_clock_is_ahead(
     }
 }
 
-#[tokio::test]
-async fn a_call_of_another_version_is_an_error_before_anything_is_done() {
-    let policy = policy("p", "3/1h");
-    let charge = || [charge(&policy, "alice", 1)];
-    for clock in [None, Some(ManualClock::new(1_700_000_000_000))] {
-        let server = LuaServer::new();
-        let mut store = RedisStore::from_connection(server.clone());
-        if let Some(clock) = clock {
-            store = store.clock(clock);
-        }
-        let limiter = support::limiter(store);
-        limiter.check(charge()).await.unwrap();
-        for version in [0, 2, 127] {
-            let error = server.repeat_as_version(version).unwrap_err();
-            assert!(error.to_string().contains("CALLVERSION"), "{error}");
-        }
-        server.repeat_as_version(1).unwrap();
-        let decision = limiter.check(charge()).await.unwrap();
-        assert_eq!(remaining(decision.usage())[0], 0);
-    }
-}
-
 #[test]
 fn the_script_agrees_with_the_memory_store_whatever_happens() {
     agrees(prop_oneof![wild(), wild_kinds()]);
@@ -114,13 +74,6 @@ fn the_script_takes_back_as_the_memory_store_does() {
 #[test]
 fn the_script_agrees_with_the_memory_store_however_much_is_charged() {
     agrees(large());
-}
-
-#[test]
-fn totals_that_are_one_too_many_for_an_entry_are_counted() {
-    for history in one_too_many_for_an_entry() {
-        agrees(Just(history));
-    }
 }
 
 /// A total of 65 536 is one too large for 16 bits.

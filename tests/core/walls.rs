@@ -60,46 +60,17 @@ impl Source {
         first.trim_end_matches(".rs")
     }
 
-    /// The rooms that this file imports from: the first name of each path that begins with `crate::`.
+    /// The rooms that this file imports from.
     fn imports(&self) -> BTreeSet<&str> {
-        self.code
-            .match_indices("crate::")
-            .flat_map(|(at, prefix)| first_names(&self.code[at + prefix.len()..]))
-            .collect()
+        let paths = paths(&self.code, &["crate::"]).into_iter();
+        paths.map(|path| path[1]).collect()
     }
 
     fn names_crate(&self, name: &str) -> bool {
         let path = format!("{name}::");
-        self.code.match_indices(&path).any(|(at, _)| {
-            let before = self.code[..at].chars().next_back();
-            before
-                .is_none_or(|before| !(before.is_alphanumeric() || before == '_' || before == ':'))
-        })
+        let mut places = self.code.match_indices(&path);
+        places.any(|(at, _)| begins_a_path(&self.code[..at]))
     }
-}
-
-/// `store` of `store::Store`, and both `domain` and `store` of `{domain::key::Key, store::{Store, StoreFuture}}`.
-fn first_names(path: &str) -> Vec<&str> {
-    let Some(group) = path.strip_prefix('{') else {
-        return vec![leading_name(path)];
-    };
-    let mut depth = 0;
-    let mut names = Vec::new();
-    let mut at_item = true;
-    for (at, letter) in group.char_indices() {
-        match letter {
-            '}' if depth == 0 => break,
-            '{' => depth += 1,
-            '}' => depth -= 1,
-            ',' if depth == 0 => at_item = true,
-            _ if at_item && !letter.is_whitespace() => {
-                names.push(leading_name(&group[at..]));
-                at_item = false;
-            }
-            _ => {}
-        }
-    }
-    names
 }
 
 fn leading_name(path: &str) -> &str {
@@ -219,25 +190,31 @@ fn imports<'a>(
     code: &'a str,
     modules: &BTreeSet<Module<'a>>,
 ) -> BTreeSet<Module<'a>> {
-    let is_path = |at: usize| {
-        let before = code[..at].chars().next_back();
-        before.is_none_or(|it| !(it.is_alphanumeric() || it == '_' || it == ':'))
-    };
-    let begins = ["crate::", "super::", "self::"];
-    let places = begins.iter().flat_map(|it| code.match_indices(it));
-    let places = places.filter(|(at, _)| is_path(*at));
     let mut found = BTreeSet::new();
-    for (at, _) in places {
-        let mut paths = Vec::new();
-        spread(&[], &code[at..], &mut paths);
-        for path in paths {
-            let file = file(own, &path, modules);
-            if !file.is_empty() && !belong_together(own, &file) {
-                found.insert(file);
-            }
+    for path in paths(code, &["crate::", "super::", "self::"]) {
+        let file = file(own, &path, modules);
+        if !file.is_empty() && !belong_together(own, &file) {
+            found.insert(file);
         }
     }
     found
+}
+
+/// All paths in a code that begin so.
+fn paths<'a>(code: &'a str, begins: &[&str]) -> Vec<Vec<&'a str>> {
+    let mut paths = Vec::new();
+    for (at, _) in begins.iter().flat_map(|it| code.match_indices(it)) {
+        if begins_a_path(&code[..at]) {
+            spread(&[], &code[at..], &mut paths);
+        }
+    }
+    paths
+}
+
+/// Whether a name behind this code is the first of its path.
+fn begins_a_path(before: &str) -> bool {
+    let last = before.chars().next_back();
+    last.is_none_or(|it| !(it.is_alphanumeric() || it == '_' || it == ':'))
 }
 
 /// The paths that a text begins with: `a::b` and `a::c::d` of `a::{b, c::d}`. Returns the rest of the text.

@@ -460,14 +460,18 @@ async fn the_servers_clock_decides(script: &Script) {
     assert!((60_000..=121_000).contains(&kept_ms), "{kept_ms}");
 }
 
+/// Before anything is done.
 async fn a_call_of_another_version_is_an_error(script: &Script) {
     for store in [&script.store, &script.unset] {
         script.start(START_MS);
         check(store, &policy("9/1m"), 1).await;
         let written = script.server.value(NAME);
-        let error = script.server.repeat_as_version(2).unwrap_err();
-        assert!(error.to_string().contains("CALLVERSION"), "{error}");
+        for version in [0, 2, 127] {
+            let error = script.server.repeat_as_version(version).unwrap_err();
+            assert!(error.to_string().contains("CALLVERSION"), "{error}");
+        }
         assert_eq!(script.server.value(NAME), written);
+        script.server.repeat_as_version(1).unwrap();
     }
 }
 
