@@ -193,13 +193,13 @@ impl Serialize for Policies {
     /// Writes the rules alone where nothing else is set.
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(Some(self.iter().count()))?;
-        for policy in self.iter() {
+        for (name, policy) in self.names().zip(self.iter()) {
             let mut fields = Fields::of(policy);
             let rules = fields.rules.take();
             if fields == Fields::default() {
-                map.serialize_entry(policy.name(), &rules)?;
+                map.serialize_entry(name, &rules)?;
             } else {
-                map.serialize_entry(policy.name(), &Fields { rules, ..fields })?;
+                map.serialize_entry(name, &Fields { rules, ..fields })?;
             }
         }
         map.end()

@@ -30,18 +30,44 @@ impl Policies {
     ///
     /// When two policies have the same name.
     pub fn new(policies: impl IntoIterator<Item = Policy>) -> Result<Self, ConfigError> {
+        let named = policies.into_iter().map(|it| (it.name().into(), it));
+        Self::named(named)
+    }
+
+    /// Puts the policies of all plans into one set, under names such as `pro.requests`: the policy `requests` of the plan
+    /// `pro`. Policies of one name have one count in all plans, so that an upgrade keeps the usage. With serde, write and
+    /// read the plans and not this set.
+    ///
+    /// # Errors
+    ///
+    /// When two plans have the same name.
+    pub fn of_plans<P: AsRef<str>>(
+        plans: impl IntoIterator<Item = (P, Self)>,
+    ) -> Result<Self, ConfigError> {
+        Self::named(plans.into_iter().flat_map(|(plan, policies)| {
+            let full = |name: &str| format!("{}.{name}", plan.as_ref()).into();
+            let named = policies.iter().map(|it| (full(it.name()), it.clone()));
+            named.collect::<Vec<_>>()
+        }))
+    }
+
+    fn named(policies: impl Iterator<Item = (Box<str>, Policy)>) -> Result<Self, ConfigError> {
         let mut by_name = BTreeMap::new();
-        for policy in policies {
-            if let Some(twin) = by_name.insert(policy.name().into(), policy) {
+        for (name, policy) in policies {
+            if by_name.insert(name.clone(), policy).is_some() {
+                let name = shown(&name);
                 return Err(ConfigError::new(format_args!(
-                    "policy `{}` is named twice",
-                    twin.name()
+                    "policy `{name}` is named twice"
                 )));
             }
         }
         Ok(Self {
             by_name: Arc::new(by_name),
         })
+    }
+
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        self.by_name.keys().map(|name| &**name)
     }
 
     /// Returns the policy of this name.
@@ -115,10 +141,9 @@ impl ReloadablePolicies {
             return None;
         }
         let current = self.current();
-        let names = policies.iter().map(Policy::name);
-        let mut new = names.filter(|name| current.get(name).is_none());
+        let mut new = policies.names().filter(|name| current.get(name).is_none());
         new.find_map(|name| {
-            let meant = most_similar(name, current.iter().map(Policy::name))?;
+            let meant = most_similar(name, current.names())?;
             // Names with a number are a series: `tenant-7`, `tenant-8`.
             let letters = |name: &str| name.replace(|letter: char| letter.is_ascii_digit(), "");
             (letters(name) != letters(meant)).then(|| (name.into(), meant.into()))
@@ -128,20 +153,17 @@ impl ReloadablePolicies {
     /// Replaces all policies, and returns the calendar rules that start empty because of this.
     pub(crate) fn swap(&self, policies: Policies) -> Result<Vec<Restart>, ConfigError> {
         let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(missing) = current
-            .iter()
-            .find(|policy| policies.get(policy.name()).is_none())
-        {
-            return Err(is_missing(missing.name(), &policies));
+        if let Some(missing) = current.names().find(|name| policies.get(name).is_none()) {
+            return Err(is_missing(missing, &policies));
         }
-        let restarts = current.iter().filter_map(|old| {
-            let new = policies.get(old.name())?;
-            Restart::of(old, new)
-        });
+        let pairs = || {
+            let old = current.by_name.iter();
+            old.filter_map(|(name, old)| Some((old, policies.get(name)?)))
+        };
+        let restarts = pairs().filter_map(|(old, new)| Restart::of(old, new));
         let restarts = restarts.collect();
-        let stays = |old: &Policy| policies.get(old.name()).is_some_and(|new| new == old);
-        let replaced = current.iter().filter(|old| !stays(old));
-        replaced.for_each(|old| old.marks().replace(true));
+        let replaced = pairs().filter(|(old, new)| old != new);
+        replaced.for_each(|(old, _)| old.marks().replace(true));
         policies.iter().for_each(|new| new.marks().replace(false));
         *current = policies;
         Ok(restarts)
@@ -158,6 +180,7 @@ impl ReloadablePolicies {
         let first = first.ok_or_else(|| is_missing(name, &current))?;
         self.reads.fetch_max(HANDLES, Relaxed);
         Ok(PolicyHandle {
+            name: name.into(),
             first,
             all: self.clone(),
         })
@@ -165,7 +188,7 @@ impl ReloadablePolicies {
 }
 
 fn is_missing(policy: &str, among: &Policies) -> ConfigError {
-    let similar = most_similar(policy, among.iter().map(Policy::name));
+    let similar = most_similar(policy, among.names());
     let hint = similar.map(|similar| format!(": is `{similar}` misspelled?"));
     let (policy, hint) = (shown(policy), hint.unwrap_or_default());
     ConfigError::new(format_args!("policy `{policy}` is missing{hint}"))
@@ -206,12 +229,14 @@ fn calendars_besides(policy: &Policy, other: &Policy) -> Vec<String> {
 /// A policy of [`ReloadablePolicies`], which is read again at each use.
 ///
 /// A layer reads all handles of one set at once for each request, so that a reload gives a request either the old
-/// policies or the new ones. A closure that selects a policy, or a look-up of `charge_async`, may read
-/// [`ReloadablePolicies`] at another moment. If such code charges the same key under a policy of the same name as a
-/// handle, the two can differ for a request that is decided during a reload, which is then rejected with status 500.
-/// Use only handles for policies of one name.
+/// policies or the new ones; so it does for [`PolicySelector::by_name`](crate::middleware::PolicySelector::by_name). A
+/// closure that selects a policy, or a look-up of `charge_async`, may read [`ReloadablePolicies`] at another moment. If
+/// such code charges the same key under a policy of the same name as a handle, the two can differ for a request that is
+/// decided during a reload, which is then rejected with status 500. Use only handles for policies of one name.
 #[derive(Clone)]
 pub struct PolicyHandle {
+    /// In its set: of a plan, it is longer than the policy's.
+    name: Box<str>,
     first: Policy,
     all: ReloadablePolicies,
 }
@@ -222,7 +247,7 @@ impl PolicyHandle {
     pub fn load(&self) -> Policy {
         let all = self.all.current();
         // Names are never removed; if one were, the limit would still apply.
-        all.get(self.first.name()).unwrap_or(&self.first).clone()
+        all.get(&self.name).unwrap_or(&self.first).clone()
     }
 }
 
@@ -266,15 +291,20 @@ pub(crate) struct PoliciesRead {
 impl PoliciesRead {
     /// Returns the policy of the set as this request first read that set.
     pub(crate) fn load(&mut self, handle: &PolicyHandle) -> Policy {
-        let current =
-            |(set, _): &(ReloadablePolicies, _)| Arc::ptr_eq(&set.current, &handle.all.current);
-        let index = self.sets.iter().position(current).unwrap_or_else(|| {
-            let current = handle.all.current().clone();
-            self.sets.push((handle.all.clone(), current));
+        let policy = self.of(&handle.all).get(&handle.name);
+        policy.unwrap_or(&handle.first).clone()
+    }
+
+    /// Returns the policies of the set as this request first read that set.
+    pub(crate) fn of(&mut self, set: &ReloadablePolicies) -> &Policies {
+        let is_read =
+            |(read, _): &(ReloadablePolicies, _)| Arc::ptr_eq(&read.current, &set.current);
+        let index = self.sets.iter().position(is_read).unwrap_or_else(|| {
+            let current = set.current().clone();
+            self.sets.push((set.clone(), current));
             self.sets.len() - 1
         });
-        let policy = self.sets[index].1.get(handle.first.name());
-        policy.unwrap_or(&handle.first).clone()
+        &self.sets[index].1
     }
 }
 

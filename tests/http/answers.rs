@@ -2,7 +2,7 @@
 
 use axum::response::IntoResponse;
 use http::{header::RETRY_AFTER, response};
-use sluicegate::middleware::{AxumRejection, PolicySelector};
+use sluicegate::middleware::AxumRejection;
 use tower::{layer::layer_fn, util::MapResponseLayer};
 
 use crate::prelude::*;

@@ -16,7 +16,7 @@ pub(crate) use sluicegate::extract::{BearerToken, Cookie, Keys, TrustedProxies};
 pub(crate) use sluicegate::manual_clock::ManualClock;
 pub(crate) use sluicegate::middleware::{
     ActualCost, CostMeter, Decisions, EXPOSED_HEADERS, Grpc, HeaderStyle, MakeRejection,
-    ProblemJson, RateLimit, Rejection, Route, Routes, StatusOnly, ToBodyEnd,
+    PolicySelector, ProblemJson, RateLimit, Rejection, Route, Routes, StatusOnly, ToBodyEnd,
 };
 pub(crate) use sluicegate::observe::{Event, MetricsObserver, Observer, TracingObserver};
 pub(crate) use sluicegate::policies::{Policies, ReloadablePolicies, Unit};

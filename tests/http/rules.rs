@@ -297,6 +297,78 @@ async fn a_rule_that_changes_holds_at_once_and_counts_stay() {
     }
 }
 
+/// A plan has two limits for each user.
+fn plans(all: &[(&str, [&str; 2])]) -> Policies {
+    let plans = all.iter().map(|(plan, [requests, exports])| {
+        let both = [policy("requests", requests), policy("exports", exports)];
+        (plan, Policies::new(both).unwrap())
+    });
+    Policies::of_plans(plans).unwrap()
+}
+
+fn of_plan(live: &ReloadablePolicies, policy: &'static str) -> PolicySelector {
+    PolicySelector::by_name(live, move |head| {
+        let plan = head.headers.get("x-plan")?.to_str().ok()?;
+        Some(format!("{plan}.{policy}"))
+    })
+}
+
+#[tokio::test]
+async fn plans_change_as_a_whole_and_an_upgrade_keeps_the_counts() {
+    let (free, pro) = (("free", ["2/1d", "1/1d"]), ("pro", ["4/1d", "9/1d"]));
+    let live = ReloadablePolicies::new(plans(&[free, pro]));
+    let by = |name| of_plan(&live, name);
+    let limits = empty()
+        .limit(by("requests"), Header::new("x-user"))
+        .limit(by("exports"), Header::new("x-user"));
+    let app = all(limits);
+    let script = r#"
+        GET / x-user: alice; x-plan: free -> 200 "requests";r=1, "exports";r=0
+        GET / x-user: alice; x-plan: free -> 429
+        GET / x-user: alice; x-plan: pro -> 200 "requests";r=2, "exports";r=7
+        GET / x-user: alice; x-plan: gold -> 400
+        GET / x-user: alice -> 400
+    "#;
+    walk(&app, script).await;
+
+    let error = live.replace(plans(&[("fee", ["9/1d", "9/1d"]), pro]));
+    let expected = "policy `free.exports` is missing: is `fee.exports` misspelled?";
+    assert_eq!(error.unwrap_err().to_string(), expected);
+    walk(&app, "GET / x-user: alice; x-plan: free -> 429").await;
+
+    live.replace(plans(&[("free", ["3/1d", "3/1d"]), pro, ("gold", free.1)]))
+        .unwrap();
+    let script = r#"
+        GET / x-user: alice; x-plan: free -> 200 "requests";r=0, "exports";r=0
+        GET / x-user: bob; x-plan: gold -> 200 "requests";r=1, "exports";r=0
+    "#;
+    walk(&app, script).await;
+}
+
+#[tokio::test]
+async fn a_reload_between_two_limits_of_a_request_gives_both_the_old_plan() {
+    let live = ReloadablePolicies::new(plans(&[("free", ["2/1d", "2/1d"])]));
+    let (first, set) = (of_plan(&live, "requests"), live.clone());
+    let second = PolicySelector::by_name(&live, move |_| {
+        set.replace(plans(&[("free", ["9/1d", "9/1d"])])).unwrap();
+        Some("free.exports")
+    });
+    let limits = empty().limit(first, PeerIp).limit(second, PeerIp);
+    let script = r#"
+        GET / x-plan: free -> 200 "requests";r=1, "exports";r=1
+        GET / x-plan: free -> 200 "requests";r=7, "exports";r=7
+    "#;
+    walk(&all(limits), script).await;
+}
+
+#[test]
+fn two_plans_of_one_name_are_an_error() {
+    let set = || Policies::new([policy("requests", "1/1s")]).unwrap();
+    let error = Policies::of_plans([("free", set()), ("free", set())]);
+    let expected = "policy `free.requests` is named twice";
+    assert_eq!(error.unwrap_err().to_string(), expected);
+}
+
 fn skipping_and_denying() -> Router {
     let limits = empty()
         .limit(policy("ip", "1/1d"), PeerIp)

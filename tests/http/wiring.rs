@@ -1,7 +1,7 @@
 //! A service that is wired wrongly logs one loud warning, and neither lets requests pass nor gives them a shared limit.
 
 use axum::extract::connect_info::MockConnectInfo;
-use sluicegate::{extract::FromExtension, middleware::PolicySelector};
+use sluicegate::extract::FromExtension;
 
 use crate::prelude::*;
 

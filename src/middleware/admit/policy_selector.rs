@@ -7,7 +7,7 @@ use http::request::Parts;
 use super::Routes;
 use crate::domain::{
     error::{ConfigError, ExtractError},
-    policies::{PoliciesRead, PolicyHandle},
+    policies::{PoliciesRead, PolicyHandle, ReloadablePolicies},
     policy::Policy,
 };
 
@@ -19,6 +19,7 @@ use crate::domain::{
 /// - a [`PolicyHandle`]: a policy that you can replace while the service runs;
 /// - a closure over the head of the request: a policy by client, for instance by the tier that authentication has
 ///   found;
+/// - [`by_name`](Self::by_name): the same from policies that you can replace;
 /// - [`Routes`](super::Routes): a policy by method and path.
 ///
 /// A closure returns a `Policy`, an `Option` or a `Result` of one. *No policy never means no limit:* `None` rejects the
@@ -56,7 +57,7 @@ use crate::domain::{
 #[derive(Clone)]
 pub struct PolicySelector(pub(in crate::middleware) PolicySource);
 
-type ChoosePolicy = dyn Fn(&Parts) -> Result<Policy, ExtractError> + Send + Sync;
+type ChoosePolicy = dyn Fn(&Parts, &mut PoliciesRead) -> Result<Policy, ExtractError> + Send + Sync;
 
 #[derive(Clone)]
 pub(in crate::middleware) enum PolicySource {
@@ -70,6 +71,25 @@ pub(in crate::middleware) enum PolicySource {
 pub(super) type Chosen<'a> = Option<(Cow<'a, Policy>, u64)>;
 
 impl PolicySelector {
+    /// Selects the policy of a name that depends on the request, such as `pro.requests` of
+    /// [plans](crate::policies#plans), from policies that you can replace while the service runs. All limits of a layer
+    /// that take policies of one set see the same version of the set.
+    ///
+    /// Without a name, or if no policy has the name, the request is rejected with a 400.
+    pub fn by_name<N: AsRef<str>>(
+        all: &ReloadablePolicies,
+        name: impl Fn(&Parts) -> Option<N> + Send + Sync + 'static,
+    ) -> Self {
+        let _ = all.load(); // as code does that may ask for any name
+        let all = all.clone();
+        let choose = move |head: &Parts, read: &mut PoliciesRead| {
+            let name = name(head);
+            name.and_then(|it| read.of(&all).get(it.as_ref()).cloned())
+                .into_policy()
+        };
+        Self(PolicySource::Closure(Arc::new(choose)))
+    }
+
     pub(super) fn choose(
         &self,
         head: &Parts,
@@ -78,7 +98,7 @@ impl PolicySelector {
         let policy = match &self.0 {
             PolicySource::Fixed(policy) => Cow::Borrowed(policy),
             PolicySource::Live(policy) => Cow::Owned(read.load(policy)),
-            PolicySource::Closure(choose) => Cow::Owned(choose(head)?),
+            PolicySource::Closure(choose) => Cow::Owned(choose(head, read)?),
             PolicySource::Routes(routes) => return routes.choose(head, read),
         };
         Ok(Some((policy, 1)))
@@ -171,7 +191,7 @@ where
     R: IntoPolicy,
 {
     fn from(choose: F) -> Self {
-        let choose = move |head: &Parts| choose(head).into_policy();
+        let choose = move |head: &Parts, _: &mut PoliciesRead| choose(head).into_policy();
         Self(PolicySource::Closure(Arc::new(choose)))
     }
 }
