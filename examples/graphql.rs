@@ -23,13 +23,13 @@
 //!     cargo add axum serde serde_json tokio -F serde/derive,tokio/full
 //!     cargo add --path ../sluicegate -F axum,json
 
-use std::{env, error::Error, net::SocketAddr};
+use std::{env, error::Error};
 use tokio::net::TcpListener;
 
 use axum::{Extension, Router, body::Bytes, http::request::Parts, routing::post};
 use serde::Deserialize;
 use sluicegate::{
-    Header, Limiter, MemoryStore, PeerIp, Policy, RateLimitLayer,
+    Header, MemoryStore, Policy, RateLimitLayer,
     error::ConfigError,
     middleware::{BodyError, ParsedBody, ReadBodyLayer},
 };
@@ -87,20 +87,17 @@ async fn graphql(Extension(cost): Extension<ParsedBody<Cost>>) -> &'static str {
 }
 
 fn app() -> Result<Router, ConfigError> {
-    let limiter = Limiter::new(MemoryStore::new());
-    let points = RateLimitLayer::new(limiter.clone())
+    let points = RateLimitLayer::new(MemoryStore::new())
         .limit(Policy::parse("points", "100/1h")?, Header::new("x-user"))
         .cost(|head, _| match ParsedBody::of(head) {
             Some(Cost::Points(points)) => *points,
             Some(Cost::UnknownHash) => 1,
             None => u64::MAX, // no body was read, as of a `GET`
         });
-    let by_address = RateLimitLayer::new(limiter).limit(Policy::parse("ip", "600/1m")?, PeerIp);
     Ok(Router::new()
         .route("/graphql", post(graphql))
         .layer(points)
-        .layer(ReadBodyLayer::new(65_536, read))
-        .layer(by_address))
+        .layer(ReadBodyLayer::new(65_536, read)))
 }
 
 #[tokio::main]
@@ -109,6 +106,5 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let address = env::args().nth(1);
     let listener = TcpListener::bind(address.as_deref().unwrap_or("127.0.0.1:3000")).await?;
     println!("listening on http://{}", listener.local_addr()?);
-    let service = app()?.into_make_service_with_connect_info::<SocketAddr>();
-    Ok(axum::serve(listener, service).await?)
+    Ok(axum::serve(listener, app()?).await?)
 }

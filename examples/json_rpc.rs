@@ -26,7 +26,7 @@
 //!     cargo add axum serde serde_json tokio -F serde/derive,tokio/full
 //!     cargo add --path ../sluicegate -F axum,json
 
-use std::{env, error::Error, net::SocketAddr};
+use std::{env, error::Error};
 use tokio::net::TcpListener;
 
 use std::collections::BTreeMap;
@@ -40,7 +40,7 @@ use axum::{
 use serde::Deserialize;
 use serde_json::{Value, json};
 use sluicegate::{
-    Charge, Key, Limiter, MemoryStore, PeerIp, Policy, RateLimitLayer,
+    Charge, Key, MemoryStore, Policy, RateLimitLayer,
     error::{ConfigError, ExtractError},
     middleware::{BodyError, ParsedBody, ReadBodyLayer, Rejection},
 };
@@ -116,8 +116,7 @@ async fn answer(Extension(messages): Extension<ParsedBody<Messages>>) -> Respons
 fn app() -> Result<Router, ConfigError> {
     let searches = Policy::parse("searches", "2/1m")?;
     let calls = Policy::parse("calls", "100/1m")?;
-    let limiter = Limiter::new(MemoryStore::new());
-    let limits = RateLimitLayer::new(limiter.clone())
+    let limits = RateLimitLayer::new(MemoryStore::new())
         .charge(move |head| {
             let Some(messages) = ParsedBody::<Messages>::of(head) else {
                 return Ok(Vec::new()); // without a body, the handler answers
@@ -139,12 +138,10 @@ fn app() -> Result<Router, ConfigError> {
             Ok(counts.into_iter().map(charge).collect())
         })
         .reject_with(reject);
-    let by_address = RateLimitLayer::new(limiter).limit(Policy::parse("ip", "600/1m")?, PeerIp);
     Ok(Router::new()
         .route("/", post(answer))
         .layer(limits)
-        .layer(ReadBodyLayer::new(65_536, read).reject_with(reject))
-        .layer(by_address))
+        .layer(ReadBodyLayer::new(65_536, read).reject_with(reject)))
 }
 
 #[tokio::main]
@@ -153,6 +150,5 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let address = env::args().nth(1);
     let listener = TcpListener::bind(address.as_deref().unwrap_or("127.0.0.1:3000")).await?;
     println!("listening on http://{}", listener.local_addr()?);
-    let service = app()?.into_make_service_with_connect_info::<SocketAddr>();
-    Ok(axum::serve(listener, service).await?)
+    Ok(axum::serve(listener, app()?).await?)
 }

@@ -221,7 +221,7 @@ fn row_of(metric: &str) -> Vec<&'static str> {
 }
 
 #[test]
-fn the_guides_table_has_every_metric_with_its_type_labels_and_alerts() {
+fn the_guides_table_has_every_metric_with_its_type_and_labels() {
     let page = page();
     let types = page.lines().filter_map(|it| it.strip_prefix("# TYPE "));
     let types: BTreeSet<&str> = types.collect();
@@ -238,23 +238,6 @@ fn the_guides_table_has_every_metric_with_its_type_labels_and_alerts() {
         let parts = row[2].split(';').filter(|it| !it.is_empty());
         let documented = parts.map(|it| it.split('`').nth(1).unwrap());
         assert_eq!(labels, documented.collect(), "{metric}");
-        assert_eq!(row.len(), 5, "{metric}");
+        assert_eq!(row.len(), 4, "{metric}");
     }
-}
-
-#[test]
-fn the_guides_table_names_the_alerts_of_each_metric() {
-    let mut expected = BTreeSet::new();
-    for alert in alerts() {
-        let name = alert.lines().next().unwrap();
-        for selector in Selector::all(&asked(alert)) {
-            expected.insert((family(&selector.metric).to_owned(), format!("`{name}`")));
-        }
-    }
-    let named = rows().flat_map(|row| {
-        let alerts = row[4].split(", ").filter(|it| !it.is_empty());
-        let name = name(&row).to_owned();
-        alerts.map(move |alert| (name.clone(), alert.to_owned()))
-    });
-    assert_eq!(named.collect::<BTreeSet<_>>(), expected);
 }

@@ -126,10 +126,9 @@ pub(crate) enum Counted {
     Failures,
 }
 
-impl Options {
-    /// Reads the arguments. An error names the wrong option.
-    pub(crate) fn read(args: impl IntoIterator<Item = OsString>) -> Result<Self, String> {
-        let mut options = Self {
+impl Default for Options {
+    fn default() -> Self {
+        Self {
             listen: SocketAddr::from(([127, 0, 0, 1], 3000)),
             limits: Vec::new(),
             config: None,
@@ -153,10 +152,18 @@ impl Options {
             ban: None,
             shadow: false,
             help: false,
-        };
+        }
+    }
+}
+
+impl Options {
+    /// Reads the arguments. An error names the wrong option.
+    pub(crate) fn read(args: impl IntoIterator<Item = OsString>) -> Result<Self, String> {
+        let mut options = Self::default();
         let mut args = Parser::from_args(args);
         while let Some(arg) = args.next().map_err(|error| error.to_string())? {
             match arg {
+                // Those without a value; `set` has the others.
                 Long("help") | Short('h') => options.help = true,
                 Long("cluster") => options.cluster = true,
                 Long("deny-cache") => options.deny_cache = true,

@@ -46,7 +46,7 @@ const TWICE: ExtractError =
 /// - More than 64 entries or 4 KiB would have to be read: malformed.
 ///
 /// **Wrong about your proxies?** You get one warning for an extractor and all clones, if the first 10 000 requests show
-/// a mistake: see [the mistakes](super#what-goes-wrong).
+/// a mistake: see [the mistakes](super#troubleshooting).
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct ForwardedIp {

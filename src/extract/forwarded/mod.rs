@@ -1,5 +1,10 @@
 #![doc = concat!(include_str!("../../../docs/links.md"), include_str!("../../../docs/guide/proxies.md"))]
 
+/// Its samples are tested.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/platforms.md")]
+struct Platforms;
+
 mod entries;
 mod evidence;
 mod forwarded_ip;

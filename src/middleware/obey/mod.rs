@@ -47,6 +47,22 @@ pub use service::ObeyFuture;
 ///     .service(client);
 /// # let _ = client;
 /// ```
+///
+/// # Fields that are read
+///
+/// These fields are read, `Retry-After` first and quotas last; each may have a number of seconds, a number since the epoch from
+/// a billion on (in ms, 10^12), a duration such as `1m30s`, or a date:
+///
+/// - `Retry-After`, `Retry-After-Ms`, `X-Ms-Retry-After-Ms` (Azure), `X-Amz-Retry-After` in ms (AWS), `X-RateLimit-Retry-After`
+///   (Symfony), `X-Rate-Limit-Retry-After-Seconds` (OpenSky, Bucket4j)
+/// - `RateLimit`, drafts 7 to 11: Cloudflare, this crate
+/// - `RateLimit-Remaining`, `-Reset`: GitLab, Twitch
+/// - `X-RateLimit-Remaining`, `-Reset` or `-Reset-After`: GitHub, Atlassian, Discord
+/// - `X-Rate-Limit-Remaining`, `-Reset`: X, Okta
+/// - `X-RateLimit-Remaining-Requests`, `-Reset-Requests`, the same for `Tokens`: OpenAI, Groq
+/// - `X-RateLimit-Requests-Remaining`, `-Reset`: Linear, RapidAPI; `X-RateLimit-Complexity-Remaining`, `-Reset`: Linear
+/// - `Anthropic-RateLimit-Requests-Remaining`, `-Reset`, the same for `Tokens`, `Input-Tokens`, `Output-Tokens`
+/// - `Grpc-Retry-Pushback-Ms`, and `RetryInfo` with the feature `tonic`, if the response has trailers alone
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct ObeyLayer {

@@ -10,7 +10,7 @@ use super::{
 };
 
 /// Fields that say how much is left, each with the fields for when there will be more, of which the first that can be
-/// read counts. `docs/guide/outbound.md` says which services send them.
+/// read counts. The page of `ObeyLayer` says which services send them.
 const QUOTAS: [&str; 11] = [
     "ratelimit-remaining ratelimit-reset",
     "x-ratelimit-remaining x-ratelimit-reset-after x-ratelimit-reset",
