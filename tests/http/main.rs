@@ -7,6 +7,7 @@ mod answers;
 mod blocks;
 mod body_end;
 mod calendar;
+mod chat_bodies;
 mod combine;
 mod contributors;
 mod dashboard;
