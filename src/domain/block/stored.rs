@@ -54,6 +54,10 @@ fn read_details(mut bytes: &[u8]) -> Option<BlockDetails> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::domain::{
+        block::{BlockRequest, Until},
+        policy::Policy,
+    };
 
     #[test]
     fn only_what_the_script_writes_is_a_block() {
@@ -71,6 +75,20 @@ mod tests {
             &[1, 2, 0, 0, 0, 0, 9, FORM],
         ] {
             assert!(HeldBlock::from_bytes(bytes).is_none(), "{bytes:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let policy = Policy::parse("login", "10/1m").unwrap();
+        let policy = policy.ban("5/10m=1h,1d".parse().unwrap());
+        for request in [
+            BlockRequest::new(Until::Forever).reason("why"),
+            BlockRequest::ban(Until::Forever, &policy, &policy.rules()[0]),
+        ] {
+            let (_, held) = HeldBlock::request(None, &request, 1_700_000_000_000);
+            let held = held.unwrap();
+            assert_eq!(HeldBlock::from_bytes(&held.to_bytes()), Some(held));
         }
     }
 }

@@ -52,7 +52,6 @@ pub(crate) fn labelled([first, second]: [u64; 2]) -> Option<Spec> {
 }
 
 /// Whether a label is of a kind of rules that a later version has added.
-#[cfg(feature = "redis")]
 pub(crate) const fn is_of_a_later_kind([first, _]: [u64; 2]) -> bool {
     !matches!(first / KIND, STEPS | CONCURRENCY | CALENDAR | BUCKET)
 }

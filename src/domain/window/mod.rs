@@ -4,12 +4,10 @@
 //! rule, a [bucket](bucket) for a bucket, the [count of a period](calendar) for a calendar rule, a [set of
 //! slots](slot_set) for a concurrency rule.
 
-#[cfg(feature = "redis")]
-pub(crate) use self::label::is_of_a_later_kind;
 pub(crate) use self::{
     bucket::{Bucket, BucketSpec, BucketState},
     calendar::{CalendarSpec, PeriodCount},
-    label::{label, labelled},
+    label::{is_of_a_later_kind, label, labelled},
     slot_set::SlotSet,
     steps::{StepQueue, StepSpec},
 };

@@ -1,24 +1,24 @@
 //! [`Engine`]: executes operations on the values of a store.
 
-use std::{collections::BTreeSet, fmt, hash::Hasher};
+use std::{fmt, hash::Hasher, slice};
 
 use siphasher::sip128::{Hasher128, SipHasher24};
 
-use super::{Cells, StoreCells, execute, form};
-use crate::{
-    domain::{
-        block::{BLOCKS, Block, BlockRequest, BlockedIdentity, HeldBlock},
-        charge::Charge,
-        check::Check,
-        contributors::label,
-        decision::{Blocked, Count},
-        error::StoreError,
-        key::Key,
-        operation::{Operation, Reply},
-        policy::Policy,
-        rule::Rule,
-    },
-    store::entry::Entry,
+use super::{
+    execute,
+    kept::{Kept, Naming, Stored, names_of},
+    stored::{Counts, FORM},
+};
+use crate::domain::{
+    block::{BLOCKS, BlockedIdentity, HeldBlock},
+    contributors::label,
+    error::StoreError,
+    key::Key,
+    numbers::{number, push_number},
+    operation::{Operation, Reply},
+    policy::Policy,
+    slot_id::SlotId,
+    window::{Section, SlotSet},
 };
 
 /// The values that a store keeps by their names, within one transaction of its own.
@@ -77,20 +77,7 @@ impl Engine {
     /// one. A name is printable ASCII without spaces. There are none for an operation that this engine does not know.
     #[must_use]
     pub fn names(&self, operation: &Operation) -> Vec<String> {
-        let mut all = BTreeSet::new();
-        if let Some(check) = operation.check() {
-            let blocks = check.keys().filter(|_| check.enforces_blocks());
-            all.extend(blocks.map(|key| self.name(BLOCKS, key)));
-            let charges = check.all_charges().iter();
-            all.extend(charges.map(|it| self.name_of(it.policy(), it.key())));
-        }
-        if let Operation::Reset { policy, key } = operation {
-            all.insert(self.name_of(policy, key));
-        } else if let Some(key) = operation.key() {
-            let strikes = Policy::of_strikes(Rule::per_minute(1));
-            all.extend([self.name(BLOCKS, key), self.name_of(&strikes, key)]);
-        }
-        all.into_iter().collect()
+        names_of(self, slice::from_ref(operation))
     }
 
     /// Executes an operation: reads the values that it needs, decides, and then writes those that have changed.
@@ -108,31 +95,18 @@ impl Engine {
         if let Operation::ListBlocks { most } = operation {
             return list(values, *most).map(Reply::ListBlocks);
         }
-        let mut kept = Kept {
-            engine: self,
-            now_ms: values.now_ms(),
-            values,
-            stored: Vec::new(),
-            cells: Vec::new(),
-        };
+        let now_ms = values.now_ms();
+        let mut kept = Kept::new(self, now_ms, |name: &String| {
+            let value = values.read(name)?.unwrap_or_default();
+            read(name, &value, now_ms).ok_or(UNREADABLE)
+        });
         let reply = execute(operation, &mut kept)?;
-        for (name, stored) in kept.stored.iter().filter(|(_, it)| it.is_changed) {
-            let (value, expires_ms) = stored.value();
-            kept.values
-                .write(name, &value, expires_ms.max(kept.now_ms))?;
+        let changes: Vec<_> = kept.into_changes().collect();
+        for (name, stored) in changes {
+            let (value, expires_ms) = bytes_of(&stored).unwrap_or_default();
+            values.write(&name, &value, expires_ms.max(now_ms))?;
         }
         Ok(reply)
-    }
-
-    /// The name of the counts of a charge. Slots are apart, by their window in ms: `@` and `~` are in no policy's name.
-    fn name_of(&self, policy: &Policy, key: &Key) -> String {
-        let (name, form) = (policy.name(), form::FORM);
-        match policy.rules() {
-            [rule] if rule.is_concurrency() => {
-                self.name(&format!("{name}@{}~{form}", rule.window_ms()), key)
-            }
-            _ => self.name(&format!("{name}~{form}"), key),
-        }
     }
 
     fn name(&self, policy: &str, key: &Key) -> String {
@@ -146,6 +120,71 @@ impl Engine {
         });
         format!("{policy}:{identity}")
     }
+}
+
+impl Naming for Engine {
+    type Name = String;
+
+    fn of_block(&self, key: &Key) -> String {
+        self.name(BLOCKS, key)
+    }
+
+    /// Slots are apart, by their window in ms: `@` and `~` are in no policy's name.
+    fn of_charge(&self, policy: &Policy, key: &Key) -> String {
+        let name = policy.name();
+        match policy.rules() {
+            [rule] if rule.is_concurrency() => {
+                self.name(&format!("{name}{SLOTS}{}~{FORM}", rule.window_ms()), key)
+            }
+            _ => self.name(&format!("{name}~{FORM}"), key),
+        }
+    }
+}
+
+/// Stands before the window in the names of slots.
+const SLOTS: char = '@';
+
+/// The bytes of a slot: when it expires, and its id.
+const SLOT: usize = 6 + 16;
+
+/// Reads the value of this name; `None` for bytes that this crate has not written.
+fn read(name: &str, value: &[u8], now_ms: u64) -> Option<Stored> {
+    let (policy, _) = name.split_once(':')?;
+    if let Some((_, window)) = policy.split_once(SLOTS) {
+        let window_ms = window.split_once('~')?.0.parse().ok()?;
+        let slots = value.chunks(SLOT).map(|mut slot| {
+            let expiry_ms = number(&mut slot, 6)?;
+            Some((expiry_ms, SlotId::from_bytes(slot.try_into().ok()?)))
+        });
+        let slots: Option<Vec<_>> = slots.collect();
+        return Some(Stored::of(Counts::of_slots(SlotSet::of(window_ms, slots?))));
+    }
+    match value {
+        [_, ..] if policy == BLOCKS => HeldBlock::from_bytes(value).map(Stored::of_block),
+        value => Stored::of_bytes(value, now_ms),
+    }
+}
+
+/// The bytes of a value, and when it expires; `None` if nothing is kept.
+fn bytes_of(stored: &Stored) -> Option<(Vec<u8>, u64)> {
+    if let Some(held) = &stored.block {
+        return Some((held.to_bytes(), held.expires_ms()));
+    }
+    let Some(slots) = stored
+        .counts
+        .entry
+        .sections()
+        .iter()
+        .find_map(Section::slots)
+    else {
+        return stored.counts.write();
+    };
+    let mut bytes = Vec::new();
+    for (expiry_ms, id) in slots.slots() {
+        push_number(&mut bytes, *expiry_ms, 6);
+        bytes.extend(id.to_bytes());
+    }
+    Some((bytes, slots.slots().back()?.0))
 }
 
 /// The identities that are blocked now.
@@ -165,141 +204,6 @@ fn list(values: &mut impl Values, most: usize) -> Result<Vec<BlockedIdentity>, S
 impl fmt::Debug for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Engine").finish_non_exhaustive()
-    }
-}
-
-/// The values that one operation has read so far, each once, and what it changes.
-struct Kept<'a, V> {
-    engine: &'a Engine,
-    values: &'a mut V,
-    now_ms: u64,
-    /// By name. There are few.
-    stored: Vec<(String, Stored)>,
-    /// The names of the cells.
-    cells: Vec<String>,
-}
-
-/// A block, or else counts.
-struct Stored {
-    block: Option<HeldBlock>,
-    entry: Entry,
-    is_changed: bool,
-}
-
-impl Stored {
-    const fn nothing() -> Self {
-        Self {
-            block: None,
-            entry: Entry::new(),
-            is_changed: false,
-        }
-    }
-
-    fn read(name: &str, value: &[u8]) -> Option<Self> {
-        let mut stored = Self::nothing();
-        if value.is_empty() {
-            return Some(stored);
-        }
-        match name.split_once(':') {
-            Some((BLOCKS, _)) => stored.block = Some(HeldBlock::from_bytes(value)?),
-            _ => stored.entry = form::read(value)?,
-        }
-        Some(stored)
-    }
-
-    /// The value, and when it expires.
-    fn value(&self) -> (Vec<u8>, u64) {
-        match &self.block {
-            Some(held) => (held.to_bytes(), held.expires_ms()),
-            None => (form::write(&self.entry), self.entry.release_ms()),
-        }
-    }
-}
-
-impl<V: Values> Kept<'_, V> {
-    fn at(&mut self, name: String) -> Result<&mut Stored, StoreError> {
-        let known = self.stored.iter().position(|it| it.0 == name);
-        let place = match known {
-            Some(place) => place,
-            None => {
-                let value = self.values.read(&name)?.unwrap_or_default();
-                let stored = Stored::read(&name, &value).ok_or(UNREADABLE)?;
-                self.stored.push((name, stored));
-                self.stored.len() - 1
-            }
-        };
-        Ok(&mut self.stored[place].1)
-    }
-
-    fn block_of(&mut self, key: &Key) -> Result<&mut Stored, StoreError> {
-        self.at(self.engine.name(BLOCKS, key))
-    }
-
-    fn forget_value(&mut self, name: String) {
-        self.stored.retain(|it| it.0 != name);
-        let mut stored = Stored::nothing();
-        stored.is_changed = true;
-        self.stored.push((name, stored));
-    }
-}
-
-impl<V: Values> Cells for Kept<'_, V> {
-    fn blocked(&mut self, check: &Check) -> Result<Option<Blocked>, StoreError> {
-        let now_ms = self.now_ms;
-        check.keys().try_fold(None, |latest: Option<Blocked>, key| {
-            let block = self.block_of(key)?.block.as_ref().map(|held| held.block);
-            let block = block.filter(|block| block.holds(now_ms));
-            let blocked = block.map(|block| Blocked::new(key.clone(), block, now_ms));
-            Ok(latest.into_iter().chain(blocked).reduce(Blocked::or_later))
-        })
-    }
-
-    fn begin(&mut self, charges: &[Charge]) {
-        let names = charges.iter();
-        let names = names.map(|it| self.engine.name_of(it.policy(), it.key()));
-        self.cells = names.collect();
-    }
-
-    fn now_ms(&self) -> u64 {
-        self.now_ms
-    }
-
-    fn look<T>(&mut self, cell: usize, read: impl FnOnce(&Entry) -> T) -> Result<T, StoreError> {
-        Ok(read(&self.at(self.cells[cell].clone())?.entry))
-    }
-
-    fn write(
-        &mut self,
-        cell: usize,
-        _rules: impl Iterator<Item = Rule> + Clone,
-        counts: &mut [Count],
-        change: impl FnOnce(&mut Entry, &mut [Count]),
-    ) -> Result<(), StoreError> {
-        let stored = self.at(self.cells[cell].clone())?;
-        change(&mut stored.entry, counts);
-        stored.is_changed = true;
-        Ok(())
-    }
-}
-
-impl<V: Values> StoreCells for Kept<'_, V> {
-    fn block(&mut self, key: &Key, request: &BlockRequest) -> Result<Block, StoreError> {
-        let now_ms = self.now_ms;
-        let stored = self.block_of(key)?;
-        let (block, held) = HeldBlock::request(stored.block.as_ref(), request, now_ms);
-        if let Some(held) = held {
-            stored.block = Some(held);
-            stored.is_changed = true;
-        }
-        Ok(block)
-    }
-
-    fn unblock(&mut self, key: &Key) {
-        self.forget_value(self.engine.name(BLOCKS, key));
-    }
-
-    fn forget(&mut self, policy: &Policy, key: &Key) {
-        self.forget_value(self.engine.name_of(policy, key));
     }
 }
 

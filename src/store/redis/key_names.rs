@@ -197,14 +197,6 @@ impl Names {
         name
     }
 
-    /// The name of the key that keeps the counts or the slots of a charge.
-    #[cfg(feature = "bb8")]
-    pub(super) fn of_charge(&self, policy: &Policy, key: &Key) -> Vec<u8> {
-        let mut name = Vec::new();
-        self.write_charge(&mut name, policy, key);
-        name
-    }
-
     fn hash(&self, key: &Key) -> blake3::Hash {
         let mut hasher = blake3::Hasher::new_keyed(&self.hash_key);
         hasher.update(&[u8::from(key.is_secret())]);

@@ -7,9 +7,8 @@ mod policy;
 
 pub(super) use decode::{Replies, read_replies};
 pub(super) use encode::Call;
-pub(super) use label::Places;
 
-pub(super) use crate::domain::numbers::{number, push_number};
+pub(super) use crate::domain::numbers::push_number;
 
 /// The version of the call, of a stored block and of a stored value, which has it after the labels of the rules.
-pub(super) const VERSION: u8 = 1;
+pub(super) use crate::store::engine::FORM as VERSION;

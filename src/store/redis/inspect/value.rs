@@ -9,7 +9,10 @@ use crate::{
         slot_id::SlotId,
         window::{self, BucketSpec, CalendarSpec, Spec, StepSpec},
     },
-    store::redis::value::{Counts, MAX_TIME_MS, UnreadableValue},
+    store::{
+        engine::Counts,
+        redis::value::{MAX_TIME_MS, UnreadableValue},
+    },
 };
 
 /// The value of one key under one policy, with a section for each rule.
@@ -49,7 +52,7 @@ impl StoredValue {
     ///
     /// If the value is not one that this version of the script writes.
     pub fn read(value: &[u8]) -> Result<Self, UnreadableValue> {
-        let counts = Counts::read(value)?;
+        let counts = Counts::read(value).ok_or(UnreadableValue::Malformed)?;
         let sections = counts.entry.sections().iter().cloned();
         Ok(Self {
             sections: sections.map(|counted| Section { counted }).collect(),

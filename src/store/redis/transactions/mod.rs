@@ -7,6 +7,7 @@ use std::{fmt, pin::pin, sync::Arc};
 use bb8::Pool;
 use bb8_redis::RedisConnectionManager;
 use futures_util::future::{Either, select};
+use redis::Pipeline;
 use tokio::sync::oneshot;
 
 use super::{
@@ -28,12 +29,10 @@ use crate::{
 };
 use lanes::Lanes;
 use session::Session;
-use snapshot::{Snapshot, names_of};
 
 mod lanes;
 mod session;
 mod snapshot;
-mod value;
 
 type Replies = Vec<Result<Reply, StoreError>>;
 
@@ -124,7 +123,7 @@ impl TransactionStore {
         sent: Sent,
         mut reply: oneshot::Sender<Result<Replies, StoreError>>,
     ) {
-        let names = names_of(&self.store.names, &operations);
+        let names = engine::names_of(&*self.store.names, &operations);
         let turn = async {
             let taken = lanes.take(&names).await;
             (taken, Session::check_out(&self.pool).await)
@@ -165,13 +164,16 @@ impl TransactionStore {
             let (time_ms, values) = read.map_err(StoreError::unsent)?;
             let clock_ms = self.store.set_now_ms();
             let now_ms = clock_ms.unwrap_or(time_ms);
-            let mut snapshot = Snapshot::new(&self.store.names, now_ms, names, values);
+            let mut snapshot = snapshot::snapshot(&self.store.names, now_ms, names, &values);
             let replies = operations.iter();
             let replies = replies.map(|it| engine::execute(it, &mut snapshot));
             let replies = replies.collect();
             // The server's clock ends keys. One that is set by hand must not meet that end.
             let longer_ms = clock_ms.map_or(0, |_| 86_400_000);
-            let changes = snapshot.into_changes(longer_ms);
+            let mut changes = Pipeline::new();
+            for (name, stored) in snapshot.into_changes() {
+                snapshot::write(&name, &stored, now_ms, longer_ms, &mut changes);
+            }
             // A denial needs no write and no transaction: it depends on one key, which was read at one time.
             if changes.is_empty() || session.write(changes).await? {
                 return Ok(replies);

@@ -1,14 +1,13 @@
 //! The policy in an argument of the script, as `lua/README.md` describes it.
 
-use super::{
-    VERSION,
-    label::{Places, mark},
-    push_number,
-};
-use crate::domain::{
-    policy::Policy,
-    rule::Rule,
-    window::{Spec, label},
+use super::{VERSION, label::mark, push_number};
+use crate::{
+    domain::{
+        policy::Policy,
+        rule::Rule,
+        window::{Spec, label},
+    },
+    store::engine::Places,
 };
 
 /// How the fast path decides under a rule, and the bytes of the totals that a new section has.

@@ -96,13 +96,22 @@ use crate::{
     store::entry::Entry,
 };
 
-mod form;
+mod kept;
+mod places;
+mod stored;
 mod values;
 
+#[cfg(feature = "bb8")]
+pub(super) use self::kept::{Kept, Naming, Stored, names_of};
 pub use self::values::{Engine, Values};
+#[cfg(feature = "redis")]
+pub(super) use self::{
+    places::Places,
+    stored::{Counts, FORM},
+};
 
 /// A count for each rule. Most checks fit on the stack.
-type Counts = SmallVec<[Count; 4]>;
+type RuleCounts = SmallVec<[Count; 4]>;
 
 /// The counts that an operation reads and writes: a cell for each of its charges, numbered from 0.
 ///
@@ -318,7 +327,7 @@ impl<'a> Part<'a> {
         Ok(admitted)
     }
 
-    /// Counts under each rule. Returns how many times the costs fit.
+    /// RuleCounts under each rule. Returns how many times the costs fit.
     fn look(&mut self, cells: &mut impl Cells, checks: Checks<'_>) -> Result<u16, StoreError> {
         let (mut fitting, now_ms) = (u16::MAX, cells.now_ms());
         for (cell, charge, counts) in self.each() {
@@ -471,7 +480,7 @@ fn within<C: Cells, T>(
 }
 
 /// A count for each rule.
-fn counts(charges: &[Charge]) -> Counts {
+fn counts(charges: &[Charge]) -> RuleCounts {
     let rules = charges.iter().map(|charge| charge.policy().rules().len());
     smallvec![Count::default(); rules.sum()]
 }
