@@ -15,6 +15,7 @@
 //! cargo test --test faults -- --ignored --nocapture every_pair    # two faults at once, a quarter
 //! cargo test --test faults -- --ignored --nocapture a_million     # slots of eight processes
 //! cargo test --test faults -- --ignored --nocapture a_hundred_thousand    # streams, some minutes
+//! cargo test --test faults -- --ignored --nocapture mixed_traffic    # an hour, or SOAK_MINUTES
 //! ```
 //!
 //! `FAULTS=stopped` limits all forms to runs with this in their row, such as `FAULTS="Pool | stopped"`.
@@ -32,6 +33,8 @@ mod site;
 mod skew;
 #[cfg(target_os = "linux")]
 mod slots;
+#[cfg(target_os = "linux")]
+mod soak;
 mod streams;
 mod table;
 mod tally;

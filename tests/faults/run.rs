@@ -14,7 +14,7 @@ use super::{
     fault::{Fault, Heal, names},
     job::Job,
     setup::{Built, Setup},
-    site::Site,
+    site::{Site, keys_without_ttl},
     table::Row,
     tally::Tally,
     traffic::Traffic,
@@ -74,7 +74,7 @@ pub(crate) fn run(setup: Setup, faults: &[Fault]) -> Row {
     drop(job);
     traffic.runs_on(PAUSE);
     let flows_again = traffic.flows_again();
-    let keys_without_ttl = site.keys_without_ttl();
+    let keys_without_ttl = keys_without_ttl(&site.server);
     let grown = resident().saturating_sub(memory);
     traffic.stop();
     let tasks = runtime.block_on(join_all(tasks));
@@ -204,7 +204,7 @@ fn runtime() -> Runtime {
 pub(crate) const WORKER: &str = "limiting";
 
 /// The number of panics in these threads, in any task, also in tasks without a caller.
-fn panics() -> u64 {
+pub(crate) fn panics() -> u64 {
     static PANICS: AtomicU64 = AtomicU64::new(0);
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {

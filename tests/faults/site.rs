@@ -16,7 +16,7 @@ use super::{clock::Clock, proxy::Proxy, traffic::Traffic};
 use support::redis::Server;
 
 /// A killed server keeps its data up to the last answer, because the data reaches the kernel before the answer.
-const ARGS: &str = "--appendonly yes --appendfsync no --lua-time-limit 10";
+pub(crate) const ARGS: &str = "--appendonly yes --appendfsync no --lua-time-limit 10";
 
 pub(crate) struct Site {
     pub(crate) runtime: Handle,
@@ -75,19 +75,6 @@ impl Site {
         self.is_down = false;
     }
 
-    /// The number of keys without a TTL, which would never expire.
-    pub(crate) fn keys_without_ttl(&self) -> u64 {
-        let script = "local n = 0 \
-             for _, key in ipairs(redis.call('KEYS', 'sluicegate:*')) do if redis.call('PTTL', key) == -1 then n = n + 1 end end \
-             return n";
-        let mut connection = connect(&self.server.socket_url()).unwrap();
-        redis::cmd("EVAL")
-            .arg(script)
-            .arg(0)
-            .query(&mut connection)
-            .unwrap()
-    }
-
     /// Repeats an action on the server in a separate thread, until the returned value is dropped.
     pub(crate) fn again_and_again(
         &self,
@@ -134,4 +121,17 @@ pub(crate) fn connect(url: &str) -> RedisResult<Connection> {
     connection.set_read_timeout(Some(TIMEOUT))?;
     connection.set_write_timeout(Some(TIMEOUT))?;
     Ok(connection)
+}
+
+/// The number of keys without a TTL, which would never expire.
+pub(crate) fn keys_without_ttl(server: &Server) -> u64 {
+    let script = "local n = 0 \
+         for _, key in ipairs(redis.call('KEYS', 'sluicegate:*')) do if redis.call('PTTL', key) == -1 then n = n + 1 end end \
+         return n";
+    let mut connection = connect(&server.socket_url()).unwrap();
+    redis::cmd("EVAL")
+        .arg(script)
+        .arg(0)
+        .query(&mut connection)
+        .unwrap()
 }
