@@ -17,12 +17,16 @@
 //! before Redis and without. `cargo bench --bench server -- leases` measures leases, in three minutes.
 //! `cargo bench --bench server -- latency` measures how many checks are decided with a distant Redis, in twenty
 //! seconds.
+//!
+//! `cargo bench --bench server -- peers` measures other crates, in six minutes. It compiles the package `benches/peers`,
+//! which the rest does without. `-- peers 20` runs that number of rounds.
 
 mod attack;
 mod floor;
 mod latency;
 mod leases;
 mod load;
+mod peers;
 mod settings;
 
 #[path = "../../examples/server/src/app.rs"]
@@ -67,6 +71,11 @@ fn main() -> ExitCode {
     }
     if env::args().any(|argument| argument == "latency") {
         return exit(latency::run());
+    }
+    let arguments: Vec<String> = env::args().collect();
+    if arguments.iter().any(|it| it == "peers") {
+        let rounds = arguments.iter().find_map(|it| it.parse().ok());
+        return exit(peers::run(rounds));
     }
     if let Some(settings) = settings::Settings::read() {
         settings.compare(&Server::start());
