@@ -5,8 +5,10 @@
 //! Every tenth check is for a single hot identity, which gets leases. Fails when the process grows by more than 16 MiB
 //! after the first million.
 //!
-//! Before that, or alone with the argument `flood`: made-up keys over a full store in memory.
+//! Before that, or alone with the argument `flood`: made-up keys over a full store in memory; or alone with the argument
+//! `bytes`: the bytes of an identity, a slot, a caller and a connection.
 
+mod bytes;
 mod flood;
 
 use std::{cell::Cell, env, fs, process::ExitCode, rc::Rc};
@@ -21,12 +23,20 @@ const EACH: u64 = 1_000_000;
 const TASKS: usize = 256;
 const BUDGET_KIB: u64 = 16 * 1_024;
 
-#[tokio::main(flavor = "current_thread")]
-async fn main() -> ExitCode {
+fn main() -> ExitCode {
+    let has = |name: &str| env::args().any(|argument| argument == name);
+    if has("bytes") {
+        return exit(bytes::run(has("renew")));
+    }
     let holds_under_flood = flood::run();
-    if env::args().any(|argument| argument == "flood") {
+    if has("flood") {
         return exit(holds_under_flood);
     }
+    exit(stays_bounded() & holds_under_flood)
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn stays_bounded() -> bool {
     let server = Server::start();
     let store = RedisStore::connect(server.url()).await.unwrap();
     let limiter = Limiter::new(Leases::new(store))
@@ -84,8 +94,7 @@ async fn main() -> ExitCode {
     }
     let grown = resident_kib().saturating_sub(after_first);
     println!("grown by {grown} KiB since the first million, at most {BUDGET_KIB}");
-    let is_met = grown <= BUDGET_KIB && denied.get() == IDENTITIES && errors.get() == 0;
-    exit(is_met & holds_under_flood)
+    grown <= BUDGET_KIB && denied.get() == IDENTITIES && errors.get() == 0
 }
 
 fn exit(is_met: bool) -> ExitCode {
