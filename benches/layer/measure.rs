@@ -42,7 +42,7 @@ const UPKEEP: usize = 50;
 /// Bars, and aims.
 const ONE_RULE: [f64; 2] = [3.3, 1.6];
 const THREE_RULES: [f64; 2] = [4.2, 2.1];
-const OBSERVER: [f64; 2] = [1.6, 0.7];
+const OBSERVER: [f64; 2] = [2.0, 0.7];
 const CONTRIBUTORS: [f64; 2] = [1.5, 0.7];
 const DENIAL: [f64; 2] = [0.3, 0.2];
 const ADMISSION: [f64; 2] = [0.2, 0.07];

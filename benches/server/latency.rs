@@ -1,9 +1,9 @@
 //! Checks with a distant Redis and the limiter's default settings: the share that is decided within the timeout.
 //!
 //! Requests begin by the clock, independent of earlier answers. A proxy on a separate thread keeps each reply for the
-//! round trip.
+//! round trip. `--in-flight 2,4` compares these settings of the store.
 
-use std::{net::SocketAddr, thread, time::Duration};
+use std::{env, net::SocketAddr, thread, time::Duration};
 
 use sluicegate::{Charge, Key, Limiter, Policy, RedisStore, error::StoreErrorKind};
 use tokio::{
@@ -30,12 +30,22 @@ const BURST: u32 = 10_000;
 #[tokio::main]
 pub(crate) async fn run() -> bool {
     println!(
-        "{:>9} {:>9} {:>9} {:>9} {:>9} {:>14}",
-        "away, ms", "req/s", "sent", "decided", "worst ms", "requests/call"
+        "{:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>14}",
+        "away, ms",
+        "req/s",
+        "in flight",
+        "sent",
+        "decided",
+        "p50 ms",
+        "p99 ms",
+        "worst ms",
+        "requests/call"
     );
     let mut is_met = true;
     for (rate, away) in ROWS {
-        is_met &= row(rate, Duration::from_millis(away)).await;
+        for calls in &in_flight() {
+            is_met &= row(rate, Duration::from_millis(away), *calls).await;
+        }
     }
     println!("at least {LEAST_DECIDED} of those sent are asked for");
     for away in [0, 10] {
@@ -44,10 +54,19 @@ pub(crate) async fn run() -> bool {
     is_met
 }
 
+/// The settings of `in_flight`, from the command line; the default alone without them.
+fn in_flight() -> Vec<Option<usize>> {
+    let mut arguments = env::args().skip_while(|it| it != "--in-flight").skip(1);
+    match arguments.next() {
+        Some(values) => values.split(',').map(|it| it.parse().ok()).collect(),
+        None => vec![None],
+    }
+}
+
 /// Begins many checks at once. The last ones may time out on a slow machine, but none may find the breaker open.
 async fn burst(away: Duration) -> bool {
     let redis = Server::start();
-    let limiter = limiter(&redis, away).await;
+    let limiter = limiter(&redis, away, None).await;
     let begun = Instant::now();
     let mut checks = JoinSet::new();
     for user in 0..BURST {
@@ -72,31 +91,49 @@ async fn burst(away: Duration) -> bool {
     refused == 0
 }
 
-async fn limiter(redis: &Server, away: Duration) -> Limiter {
+async fn limiter(redis: &Server, away: Duration, in_flight: Option<usize>) -> Limiter {
     let proxy = far_away(redis.address(), away);
     let store = RedisStore::connect(format!("redis://{proxy}"))
         .await
         .unwrap();
-    let limiter = Limiter::new(store);
+    let limiter = Limiter::new(match in_flight {
+        Some(calls) => store.in_flight(calls),
+        None => store,
+    });
     limiter.check(charges(0)).await.unwrap();
     limiter
 }
 
-async fn row(rate: u32, away: Duration) -> bool {
+async fn row(rate: u32, away: Duration, in_flight: Option<usize>) -> bool {
     let redis = Server::start();
-    let limiter = limiter(&redis, away).await;
+    let limiter = limiter(&redis, away, in_flight).await;
     let before = redis.calls("evalsha");
     let waits = send(&limiter, rate, rate * SECONDS).await;
     let calls = redis.calls("evalsha") - before;
-    let sent = f64::from(rate * SECONDS);
-    let decided = waits.iter().flatten().count();
-    let worst = waits.iter().flatten().max().copied().unwrap_or_default();
+    let sent = waits.len();
+    let mut decided: Vec<f64> = waits
+        .iter()
+        .flatten()
+        .map(|it| it.as_secs_f64() * 1_000.0)
+        .collect();
+    decided.sort_by(f64::total_cmp);
+    let at = |percent: usize| {
+        let place = decided.len().saturating_sub(1) * percent / 100;
+        decided.get(place).copied().unwrap_or(f64::NAN)
+    };
     #[expect(clippy::cast_precision_loss, reason = "there are not that many")]
-    let (share, per_call) = (decided as f64 / sent, sent / calls as f64);
+    let (share, per_call) = (
+        decided.len() as f64 / sent as f64,
+        sent as f64 / calls as f64,
+    );
     println!(
-        "{:>9} {rate:>9} {sent:>9} {decided:>9} {:>9.1} {per_call:>14.1}",
+        "{:>9} {rate:>9} {:>9} {sent:>9} {:>9} {:>9.1} {:>9.1} {:>9.1} {per_call:>14.1}",
         away.as_millis(),
-        worst.as_secs_f64() * 1_000.0,
+        in_flight.map_or("default".into(), |it| it.to_string()),
+        decided.len(),
+        at(50),
+        at(99),
+        at(100),
     );
     share >= LEAST_DECIDED
 }
