@@ -549,10 +549,10 @@ async fn bars(server: &Server, cases: &[Case]) -> Result<bool, Error> {
             1.5,
         ),
         ("1 bucket of 1 s", "1 rule of 1 s", 1.15, 1.0),
-        ("1 bucket", "1 rule", 1.35, 1.0),
+        ("1 bucket", "1 rule", 1.45, 1.0),
         ("3 buckets", "3 rules", 1.25, 1.0),
         ("3 rules and a slot", "3 rules", 2.1, 1.3),
-        ("1 calendar rule", "1 fixed rule", 1.8, 1.1),
+        ("1 calendar rule", "1 fixed rule", 2.0, 1.1),
         ("2 keys, denied by the last", "2 keys", 1.35, 1.0),
         ("3 keys, denied by the last", "3 keys", 1.35, 1.0),
         ("8 keys, denied by the last", "8 keys", 1.45, 1.0),
@@ -567,7 +567,7 @@ async fn bars(server: &Server, cases: &[Case]) -> Result<bool, Error> {
         (
             "1 rule, 16 a call, enforcing blocks",
             "1 rule, 16 a call",
-            1.3,
+            1.45,
             1.15,
         ),
         (
