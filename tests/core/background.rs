@@ -1,4 +1,4 @@
-//! Work that no request waits for is done in a thread of the process, whatever becomes of the runtimes of callers.
+//! Work that no request waits for is done in a thread of the process, even when the runtimes of callers end.
 
 use support::{prelude::*, runtime};
 

@@ -26,7 +26,7 @@ async fn kind(limiter: &Limiter) -> Option<StoreErrorKind> {
     kind_of(limiter.check(charge()).await)
 }
 
-/// Five failures in a row open it.
+/// Five failures in a row open the breaker.
 async fn assert_opens(limiter: &Limiter) {
     for _ in 0..5 {
         assert_eq!(kind(limiter).await, Some(StoreErrorKind::Timeout));

@@ -66,7 +66,7 @@ async fn a_block_that_this_process_made_holds_under_every_failure_policy() {
     for policy in [Open, Closed, Local] {
         for state in [State::Down, State::Hanging] {
             let (store, limiter) = process();
-            // Clones share what they know of blocks.
+            // Clones share their knowledge of blocks.
             let maker = limiter.clone();
             let limiter = limiter.on_failure(policy);
             maker.block(&user("alice"), HOUR).await.unwrap();

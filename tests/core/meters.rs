@@ -16,7 +16,7 @@ async fn checked(limiter: &Limiter) -> Decision {
     limiter.check(charges(10)).await.unwrap()
 }
 
-/// What is used of each limit.
+/// The used units of each limit.
 async fn used(limiter: &Limiter) -> Vec<u64> {
     let usage = limiter.peek(charges(0)).await.unwrap();
     usage.rules().map(|rule| 1_000 - rule.remaining()).collect()

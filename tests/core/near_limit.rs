@@ -10,7 +10,7 @@ fn memory() -> (MemoryStore, ManualClock) {
     (MemoryStore::new().clock(clock.clone()), clock)
 }
 
-/// A limiter, and its notices.
+/// A limiter, and the notices.
 fn limiter(store: impl Store) -> (Limiter, Log) {
     let notices = Log::of(|event| {
         let Event::NearLimit { policy, rule, .. } = event else {

@@ -22,11 +22,11 @@ fn after(status: u16, seconds: &str) -> Answer {
     (status, vec![("retry-after", seconds.to_owned())])
 }
 
-/// Another service. It notes when requests arrive, and how many are under way at most.
+/// Another service, which notes when requests arrive, and how many are under way at most.
 struct Other {
     start: Instant,
     answer: Box<dyn Fn(u128) -> Answer + Send + Sync>,
-    /// When a request arrived, in ms, and its status.
+    /// When requests arrived, in ms, and their statuses.
     seen: Mutex<Vec<(u128, u16)>>,
     under_way: AtomicU32,
     /// Since the last call of `most_at_once`.
@@ -166,6 +166,11 @@ async fn get(client: &Inner) -> Response<String> {
 
 async fn status(client: &Inner) -> u16 {
     get(client).await.status().as_u16()
+}
+
+/// Asks until a request is served.
+async fn is_served(client: &Inner) {
+    until(async || status(client).await == 200, async || ()).await;
 }
 
 fn assert_waited(start: Instant, expected_ms: Range<u128>) {
@@ -599,8 +604,7 @@ async fn jobs_that_are_refused_without_a_usable_time_do_not_storm_whatever_the_s
         });
         let limiter = Timed::new().limiter();
         let client = client(&limiter, &other, LONG, |obey| obey);
-        let job = async || while get(&client).await.status() != 200 {};
-        join_all((0..20).map(|_| job())).await;
+        join_all((0..20).map(|_| is_served(&client))).await;
         let refused = other.refused_ms().len();
         assert!(refused <= 25, "{status}: {refused} refused calls");
     }
@@ -618,9 +622,8 @@ async fn refused_of_forty(trip: Duration, pause: u64, again: u64) -> usize {
         }
     });
     let processes = [(); 2].map(|()| client(&store.limiter(), &other, LONG, |obey| obey));
-    let job = async |number: usize| while status(&processes[number % 2]).await != 200 {};
     assert_eq!(status(&processes[0]).await, 429);
-    join_all((0..40).map(job)).await;
+    join_all((0..40_usize).map(|number| is_served(&processes[number % 2]))).await;
     other.refused_ms().len()
 }
 

@@ -83,7 +83,7 @@ async fn pass_quarter() {
     others_run().await;
 }
 
-/// A store, and a limiter over it.
+/// A store, and a limiter over that.
 fn publishing() -> (Publishing, Limiter) {
     let store = Publishing::default();
     (store.clone(), support::limiter(store))

@@ -10,7 +10,7 @@ use support::prelude::*;
 
 const WINDOW: Duration = Duration::from_secs(30);
 
-/// A memory store on the runtime's clock. Its answers can be lost.
+/// A memory store on the runtime's clock, whose answers can be lost.
 #[derive(Clone)]
 struct Cluster {
     store: Fated,
@@ -352,7 +352,7 @@ async fn a_slot_whose_renewal_is_answered_after_it_was_lost_stays_lost_and_is_re
     assert!(is_free(&limiter).await);
 }
 
-/// A millisecond less than the expiry, since the store's clock may have begun its millisecond earlier.
+/// A millisecond less than the expiry, since the store's clock may have begun a millisecond earlier.
 #[tokio::test(start_paused = true)]
 async fn a_slot_is_sure_for_its_time_from_the_question_on_and_not_from_the_answer() {
     for failure in [Failure::Slow, Failure::SlowRenewal] {
@@ -581,7 +581,7 @@ async fn counted<F: Future>(polls: Arc<AtomicUsize>, future: F) -> F::Output {
     .await
 }
 
-/// Waits for a slot with these charges, and returns it at once.
+/// Waits for a slot with these charges, and returns that at once.
 async fn take_a_turn(limiter: Limiter, charges: Vec<Charge>) {
     let slot = limiter.acquire_slot(charges, 240 * WINDOW).await;
     drop(slot.unwrap().expect("it waits long enough"));

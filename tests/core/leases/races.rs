@@ -74,7 +74,7 @@ impl World {
         }
     }
 
-    /// With a lease of alice that is charged, and its answer held back; and how many units were admitted.
+    /// With a lease of alice that is charged, and the answer held back; and how many units were admitted.
     async fn with_a_lease_on_its_way() -> (Self, [Charge; 1], u64) {
         let world = Self::new();
         let alice = [charge(&policies().0, "alice")];
