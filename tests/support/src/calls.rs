@@ -55,7 +55,7 @@ fn admitted(decisions: &[Decision]) -> usize {
     decisions.iter().filter(|it| it.is_allowed()).count()
 }
 
-/// Whether it is admitted, and whether its shadow would be.
+/// Whether a check is admitted, and whether the shadow would be.
 fn both(decision: &Decision) -> (bool, Option<bool>) {
     let shadow = decision.usage().shadow().map(Decision::is_allowed);
     (decision.is_allowed(), shadow)

@@ -73,7 +73,7 @@ A reset leaves the contributors
  10/1m; alice 10; reset; bob 1; = alice 10, bob 1
 ";
 
-/// Each under a policy of its own.
+/// Each under another policy.
 pub async fn each_row_about_contributors_holds(store: Arc<dyn Store>, clock: ManualClock) {
     let limiter = patient(store);
     for (number, (sentence, acts)) in rows(ROWS).into_iter().enumerate() {

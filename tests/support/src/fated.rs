@@ -1,14 +1,8 @@
 //! A store that fails, hangs or is late, as a test says for each call.
 
-use std::{fmt, future::pending, sync::Arc, time::Duration};
+use std::fmt;
 
-use sluicegate::{
-    Decision, MemoryStore, Store, StoreError,
-    store::{CallFuture, Check, Operation, Reply, StoreFuture},
-};
-use tokio::{sync::Notify, time::sleep};
-
-use super::scripted::unavailable;
+use super::prelude::*;
 
 /// A call of a store.
 #[derive(Debug)]

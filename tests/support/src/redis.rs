@@ -131,7 +131,7 @@ impl Server {
             .unwrap_or_else(|| panic!("no {field} in {info}"))
     }
 
-    /// Follows another server, and waits until it does.
+    /// Follows another server, at the return.
     pub fn follow(&self, primary: &Self) {
         let port = primary.port;
         self.run::<()>(&format!("REPLICAOF 127.0.0.1 {port}"));
@@ -229,7 +229,7 @@ impl Process {
         }
     }
 
-    /// Waits until it is up, or has ended, for example because another has the port.
+    /// Waits until the program is up, or has ended, for example because another has the port.
     pub fn starts(&mut self, is_up: impl Fn() -> bool, log: impl Fn() -> String) -> bool {
         let timeout = Instant::now() + Duration::from_secs(10);
         while self.0.try_wait().unwrap().is_none() {

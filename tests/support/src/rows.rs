@@ -64,27 +64,25 @@ pub async fn play(store: &Arc<dyn Store>, clock: &ManualClock, row: &Row) {
 
 /// Plays each row through a limiter over a store that can be down, with a paused clock, and names all that do not hold.
 pub fn hold(table: &'static str, limiter: impl Fn(&Flaky, &ManualClock) -> Limiter) {
-    let holds = |row: &&Row| {
-        let play = || {
-            paused_runtime().block_on(async {
-                let (flaky, clock) = Flaky::new();
-                let limiter = limiter(&flaky, &clock);
-                let store: Arc<dyn Store> = Arc::new(flaky.clone());
-                let play = Play {
-                    limiter: Some((limiter, flaky)),
-                    ..Play::new(&store, &clock)
-                };
-                play.row(row, &mut |_| {}).await;
-            });
-        };
-        catch_unwind(AssertUnwindSafe(play)).is_ok()
-    };
-    let rows = rows(table);
-    let wrong: Vec<_> = rows
-        .iter()
-        .filter(|row| !holds(row))
-        .map(|row| row.0)
-        .collect();
+    each_holds(&rows(table), |row| {
+        paused_runtime().block_on(async {
+            let (flaky, clock) = Flaky::new();
+            let limiter = limiter(&flaky, &clock);
+            let store: Arc<dyn Store> = Arc::new(flaky.clone());
+            let play = Play {
+                limiter: Some((limiter, flaky)),
+                ..Play::new(&store, &clock)
+            };
+            play.row(row, &mut |_| {}).await;
+        });
+    });
+}
+
+/// Plays each row, and names all that do not hold.
+pub fn each_holds(rows: &[Row], play: impl Fn(&Row)) {
+    let holds = |row: &&Row| catch_unwind(AssertUnwindSafe(|| play(row))).is_ok();
+    let wrong = rows.iter().filter(|row| !holds(row)).map(|row| row.0);
+    let wrong: Vec<_> = wrong.collect();
     assert!(wrong.is_empty(), "these rows do not hold: {wrong:#?}");
 }
 
