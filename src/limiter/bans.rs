@@ -37,8 +37,8 @@ use crate::{
 /// How many identities can wait. Under an attack from many more, the rest are dropped and not counted.
 const MAX_WAITING: usize = 1_024;
 
-/// Longer values are not counted: clients may choose how much memory they take.
-const MAX_VALUE: usize = 4_096;
+/// How many bytes their values can have: clients may choose them.
+const MAX_BYTES: usize = 1 << 20;
 
 /// How many tasks count, each one identity at a time.
 const MAX_TASKS: u32 = 32;
@@ -171,9 +171,11 @@ fn struck(denial: &Denial) -> Vec<(&Key, Strikes)> {
 }
 
 fn add(waiting: &mut HashMap<Key, Vec<Strikes>>, key: &Key, new: Strikes) {
-    let has_room = waiting.len() < MAX_WAITING && key.value().len() <= MAX_VALUE;
-    if !has_room && !waiting.contains_key(key) {
-        return;
+    if !waiting.contains_key(key) {
+        let bytes = waiting.keys().chain([key]).map(|it| it.value().len());
+        if waiting.len() >= MAX_WAITING || bytes.sum::<usize>() > MAX_BYTES {
+            return;
+        }
     }
     let all = waiting.entry(key.clone()).or_default();
     if let Some(strikes) = all.iter_mut().find(|strikes| strikes.ban == new.ban) {

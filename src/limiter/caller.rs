@@ -246,15 +246,6 @@ impl<T: Send + 'static> StoreAnswer for Vec<Result<T, StoreError>> {
     }
 }
 
-impl<T> Calling<T> {
-    pub(super) fn ready(self) -> Option<Answer<T>> {
-        match self {
-            Self::Ready(answer) => Some(answer),
-            Self::Waits(_) => None,
-        }
-    }
-}
-
 impl<T> Call<T> {
     /// Leaves the call.
     pub(super) fn leave(&mut self) -> Left<T> {

@@ -224,8 +224,7 @@ impl Limiter {
         charges: impl IntoIterator<Item = Charge>,
     ) -> Result<Usage, StoreError> {
         let check = Check::new(charges)?.without_cost();
-        let resolution = self.ask(CallKind::Peek, check, Ask::Once).await;
-        Ok(resolution.into_result()?.usage().clone())
+        Ok(self.peek_at(check).await?.usage().clone())
     }
 
     /// Begins a check, which blocks deny if this limiter enforces them.
@@ -290,7 +289,10 @@ impl Limiter {
         let denial = inner.memory.refusals.recall(check, &inner.denial_clock)?;
         let memory = To::Local(&inner.fallback.local);
         let answer = |_: &dyn Store| StoreFuture::ready(Ok(denial));
-        inner.caller.call(memory, info, answer).ready().ok_or(None)
+        match inner.caller.call(memory, info, answer) {
+            Calling::Ready(answer) => Ok(answer),
+            Calling::Waits(_) => Err(None),
+        }
     }
 
     /// Turns the answer of a call into a resolution. `late` is the rest of a wait whose answer may still come.

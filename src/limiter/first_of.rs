@@ -223,11 +223,10 @@ impl Tries<'_> {
     /// next try.
     fn replace(&mut self, earlier: Option<Denied>, last: Denied) -> (Denied, bool) {
         let goes_on = self.first_of.replace_denying(last.denial.usage());
-        let soonest = match earlier {
-            Some(earlier) => earlier.or_sooner(last),
-            None => last,
-        };
-        (soonest, goes_on)
+        let wait = |denied: &Denied| denied.denial.retry_after().unwrap_or(Duration::MAX);
+        // The earlier of equals. A denial for ever ends last.
+        let soonest = earlier.filter(|earlier| wait(earlier) <= wait(&last));
+        (soonest.unwrap_or(last), goes_on)
     }
 
     /// The rest of the time for all tries.
@@ -282,16 +281,4 @@ impl Tries<'_> {
 /// Whether the store has decided.
 fn is_of_store(answer: &Resolution) -> bool {
     matches!(answer, Resolution::Decided(decision) if !decision.usage().is_local())
-}
-
-impl Denied {
-    /// The one that ends first, or the earlier of equals. A denial for ever ends last.
-    fn or_sooner(self, later: Self) -> Self {
-        let wait = |denied: &Self| denied.denial.retry_after().unwrap_or(Duration::MAX);
-        if wait(&later) < wait(&self) {
-            later
-        } else {
-            self
-        }
-    }
 }

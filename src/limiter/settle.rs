@@ -216,10 +216,7 @@ impl Limiter {
         let Answer { result, timing } = answer;
         let results = result.unwrap_or_else(|error| vec![Err(error); parts.len()]);
         for (index, (settlement, result)) in parts.iter().zip(&results).enumerate() {
-            // A late decision was not reported.
-            if settlement.usage().facts().origin != Origin::Late {
-                self.report_settled(settlement, result, index > 0, timing);
-            }
+            self.report_settled(settlement, result, index > 0, timing);
             // Wake even after an error: the store may have settled the check.
             self.inner.memory.queues.wake_settled(settlement);
         }
@@ -233,6 +230,9 @@ impl Limiter {
         shares_call: bool,
         timing: Option<Timing>,
     ) {
+        if settlement.usage().facts().origin == Origin::Late {
+            return; // the decision was not reported
+        }
         let local = settlement.usage().is_local();
         let mut call = info(settlement);
         call.shares_call = shares_call;

@@ -70,7 +70,7 @@ impl Limiter {
         Ok(Report::of([&decision, &usage]))
     }
 
-    async fn peek_at(&self, check: Check) -> Result<Decision, StoreError> {
+    pub(super) async fn peek_at(&self, check: Check) -> Result<Decision, StoreError> {
         let resolution = self.ask(CallKind::Peek, check, Ask::Once).await;
         resolution.into_result()
     }
