@@ -152,24 +152,19 @@ impl Reports {
         true
     }
 
+    /// Sends reports in several calls. Those of a call are lost on an error: the store may have added them, and must not add
+    /// them twice.
     async fn send_all(&self, mut reports: Vec<Report>) -> Result<(), StoreError> {
         let mut result = Ok(());
         while !reports.is_empty() {
             let rest = reports.split_off(reports.len().min(CALL));
-            let call = mem::replace(&mut reports, rest);
-            let sent = within(REPORTING, self.send(call)).await;
+            let call = Operation::Report(mem::replace(&mut reports, rest));
+            let is_done = |reply| matches!(reply, Reply::Report).then_some(());
+            let sent = self.store.execute(call).read(is_done);
             // An error may be about one account only, so go on with the others.
-            result = result.and(sent.ok_or(TIMED_OUT)?);
+            result = result.and(within(REPORTING, sent).await.ok_or(TIMED_OUT)?);
         }
         result
-    }
-
-    /// Sends reports in one call. They are lost on an error: the store may have added them, and must not add them
-    /// twice.
-    async fn send(&self, reports: Vec<Report>) -> Result<(), StoreError> {
-        let reply = self.store.execute(Operation::Report(reports));
-        let is_done = |reply| matches!(reply, Reply::Report).then_some(());
-        reply.read(is_done).await
     }
 
     /// Warns about the first loss since a success. An outage has its own warnings. A store that keeps no reports is worth

@@ -172,24 +172,20 @@ impl Refusals {
             Decision::Denied(denial) => denial.recheck_after(),
             Decision::Blocked(blocked) => blocked.retry_after(),
         };
-        let Question {
-            hash,
-            asked,
-            given_back,
-        } = question;
-        let validity = Validity::new(asked, clock(), denied_for);
+        let validity = Validity::new(question.asked, clock(), denied_for);
         if let Some(refunds) = self.refunds.get()
             && decision.usage().facts().origin != Origin::StoreWithLeases
-            && validity.holds(asked)
+            && validity.holds(question.asked)
         {
             let denial = CachedDenial {
                 check: check.clone(),
                 denial: decision.clone(),
                 validity,
-                given_back,
+                given_back: question.given_back,
                 slots: self.slots_that_end(check, decision, refunds),
             };
-            self.denials.insert(hash, denial, |it| it.validity.until());
+            self.denials
+                .insert(question.hash, denial, |it| it.validity.until());
         }
     }
 
@@ -408,12 +404,12 @@ impl KnownBlock {
     /// Bans and pauses leave before operators' blocks, and those that end first before the others.
     fn rank(&self, now: Instant) -> (bool, bool, bool, Option<Instant>, u64) {
         let is_operators = self.block.source() == BlockedBy::Operator;
-        let is_permanent = self.ends.is_none();
+        let (ends, is_permanent) = (self.ends, self.ends.is_none());
         (
             self.holds(now),
             is_operators,
             is_permanent,
-            self.ends,
+            ends,
             self.number,
         )
     }
