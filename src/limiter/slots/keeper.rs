@@ -8,12 +8,12 @@
 //! ```
 //!
 //! Messages about slots may come twice, late or never. So the keeper does not remember which are under way: what no answer
-//! has changed is asked again at the next tick of its key.
+//! has changed is asked again at the next tick. Each key has moments, a quarter of its window apart, at which all of its
+//! slots are renewed together.
 
 use std::{
-    collections::{BTreeMap, HashMap},
-    hash::{Hash, Hasher},
-    mem,
+    collections::{BTreeMap, btree_map},
+    hash::{BuildHasher, RandomState},
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Mutex, MutexGuard, Once, PoisonError,
@@ -22,9 +22,8 @@ use std::{
     time::Duration,
 };
 
-use smallvec::SmallVec;
 use tokio::{
-    sync::{Notify, Semaphore},
+    sync::{Notify, OwnedSemaphorePermit, Semaphore},
     time::timeout,
 };
 
@@ -33,11 +32,10 @@ use crate::{
     background::{BackRoom, Task},
     clock::now_ms,
     domain::{
+        charge::Charge,
         error::StoreError,
-        rule::millis,
         slots::{HeldSlots, Slots},
     },
-    limiter::jitter,
     timer::LazySleep,
     warning,
 };
@@ -45,7 +43,7 @@ use crate::{
 /// The most ids in messages of the task that wait for their answers, so that a server has time for others in between.
 const MOST_TOGETHER: usize = Slots::MOST;
 
-/// A key's ticks are a twelfth of its window apart, and at most this.
+/// Ticks are a twelfth of the window apart, and at most this.
 const LONGEST_TICK_MS: u64 = 5_000;
 
 /// From one warning of a lost slot to the next.
@@ -53,33 +51,21 @@ const WARNINGS_MS: u64 = 60_000;
 
 /// The slots of the clones of one limiter.
 pub(in crate::limiter) struct Keeper {
-    entries: Mutex<Entries>,
-    /// Notified when a tick is before all others.
+    entries: Mutex<BTreeMap<Due, Entry>>,
+    /// Notified when an entry is due before all others.
     changed: Notify,
     next_number: AtomicU64,
+    hasher: RandomState,
+    /// Its permit is free while no task runs; taken and given back under the lock.
+    task: Arc<Semaphore>,
     /// When to warn of a lost slot again.
     warns_at_ms: AtomicU64,
     warned_of_early_expiry: Once,
     background: Arc<BackRoom>,
 }
 
-#[derive(Default)]
-struct Entries {
-    /// The slots of each key, until all of them are returned.
-    keys: HashMap<Subject, Group>,
-    /// The next tick of each key, and a number that no other key has.
-    ticks: BTreeMap<(u64, u64), Subject>,
-    has_task: bool,
-}
-
-/// The policy and the key of a holding, and where it was granted: such slots are renewed together.
-struct Subject(Arc<Holding>);
-
-/// The slots of a key, by the numbers of their holdings.
-struct Group {
-    all: BTreeMap<u64, Entry>,
-    tick: (u64, u64),
-}
+/// When to look at a holding; the hash of its key, so that those of a key are together; and its number.
+type Due = (u64, u64, u64);
 
 struct Entry {
     holding: Arc<Holding>,
@@ -94,18 +80,14 @@ struct Ended {
     _task: Option<Task>,
 }
 
-/// An entry, and with the last of a key what is kept by that: to be dropped without the lock, since limiters and their
-/// observers are foreign code.
-type Removed = (Entry, Option<Subject>, Option<(Subject, Group)>);
-
-/// The work of a tick: messages without an answer yet are sent again.
+/// The work that is due: messages without an answer yet are sent again.
 #[derive(Default)]
-struct Due {
+struct Work {
     returns: Vec<Arc<Holding>>,
     renewals: Vec<Arc<Holding>>,
     lost: Vec<Arc<Holding>>,
     /// Those that were not returned before they expired.
-    gone: Vec<Arc<Holding>>,
+    gone: Vec<Entry>,
 }
 
 impl Keeper {
@@ -114,34 +96,39 @@ impl Keeper {
             entries: Mutex::default(),
             changed: Notify::new(),
             next_number: AtomicU64::new(0),
+            hasher: RandomState::new(),
+            task: Arc::new(Semaphore::new(1)),
             warns_at_ms: AtomicU64::new(0),
             warned_of_early_expiry: Once::new(),
             background: Arc::clone(background),
         }
     }
 
-    /// The number of a further holding.
-    pub(super) fn number(&self) -> u64 {
-        self.next_number.fetch_add(1, Relaxed)
+    /// The number of a further holding, and the hash of its key.
+    pub(super) fn identity(&self, charge: &Charge) -> (u64, u64) {
+        let subject = (charge.policy().name(), charge.key());
+        let number = self.next_number.fetch_add(1, Relaxed);
+        (number, self.hasher.hash_one(subject))
     }
 
-    fn lock(&self) -> MutexGuard<'_, Entries> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<Due, Entry>> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Renews the slots of a holding until they are lost or returned.
     pub(super) fn add(self: &Arc<Self>, holding: &Arc<Holding>) {
-        self.set(holding, None);
+        self.set(holding, None, holding.moment_after(now_ms()));
     }
 
     /// Returns the slots of a holding, where it ends. Those that the store does not hold yet once more after this time: the
     /// return may have overtaken the check that takes them.
     pub(super) fn end(self: &Arc<Self>, holding: &Arc<Holding>, again_after: Duration) {
+        let now_ms = now_ms();
         let ended = Ended {
-            until_ms: now_ms().saturating_add(holding.window_ms),
+            until_ms: now_ms.saturating_add(holding.window_ms),
             _task: self.background.begin(),
         };
-        self.set(holding, Some(ended));
+        self.set(holding, Some(ended), now_ms + holding.tick_ms());
         let (keeper, holding) = (Arc::clone(self), Arc::clone(holding));
         self.background.finish(async move {
             let holdings = [Arc::clone(&holding)];
@@ -158,19 +145,22 @@ impl Keeper {
         });
     }
 
-    /// Notes held or ended slots. Starts the task, or wakes it if the key's tick is the next of all.
-    fn set(self: &Arc<Self>, holding: &Arc<Holding>, ended: Option<Ended>) {
+    /// Notes held or ended slots. Starts the task, or wakes it if this is due before all others.
+    fn set(self: &Arc<Self>, holding: &Arc<Holding>, ended: Option<Ended>, due_ms: u64) {
         let mut entries = self.lock();
-        let (before, is_first) = entries.set(Arc::clone(holding), ended);
-        let is_new = !mem::replace(&mut entries.has_task, true);
+        let before = entries.remove(&holding.due());
+        let entry = Entry {
+            holding: Arc::clone(holding),
+            ended,
+        };
+        insert(&mut entries, entry, due_ms);
+        let first = entries.first_key_value();
+        let is_first = first.is_some_and(|(first, _)| *first == holding.due());
+        let task = Arc::clone(&self.task).try_acquire_owned();
         drop(entries);
         drop(before); // without the lock: limiters and their observers are foreign code
-        if is_new {
-            let running = Running {
-                keeper: Arc::clone(self),
-                has_ended: false,
-            };
-            self.background.spawn(run(running));
+        if let Ok(task) = task {
+            self.background.spawn(run(Arc::clone(self), task));
         } else if is_first {
             self.changed.notify_one();
         }
@@ -179,8 +169,7 @@ impl Keeper {
     /// All slots that are held, which a process returns at its end.
     pub(super) fn held(&self) -> Vec<Arc<Holding>> {
         let entries = self.lock();
-        let all = entries.keys.values().flat_map(|group| group.all.values());
-        let held = all.filter(|entry| entry.ended.is_none());
+        let held = entries.values().filter(|entry| entry.ended.is_none());
         held.map(|entry| Arc::clone(&entry.holding)).collect()
     }
 
@@ -198,12 +187,37 @@ impl Keeper {
         }
     }
 
-    /// The holdings of a key at its tick, by messages: returns and renewals.
+    /// The messages that are due: returns and renewals. `None` if nothing is due.
     fn look(self: &Arc<Self>) -> Option<(Messages, Messages)> {
-        let due = self.lock().due(now_ms())?;
-        self.lose(&due.lost);
-        self.forget(&due.gone);
-        Some((messages(due.returns), messages(due.renewals)))
+        let work = self.due(now_ms())?;
+        self.lose(&work.lost);
+        Some((messages(work.returns), messages(work.renewals)))
+    }
+
+    /// The work of some entries at a time, so that nothing waits long for the lock.
+    fn due(&self, now_ms: u64) -> Option<Work> {
+        let (mut work, mut number, mut entries) = (Work::default(), 0, self.lock());
+        while number < Slots::MOST
+            && let Some(first) = entries.first_entry()
+            && first.key().0 <= now_ms
+        {
+            let entry = first.remove();
+            let holding = || Arc::clone(&entry.holding);
+            number += 1;
+            match (&entry.ended, entry.holding.left_ms()) {
+                (Some(ended), _) if ended.until_ms <= now_ms => {
+                    work.gone.push(entry);
+                    continue;
+                }
+                (Some(_), _) => work.returns.push(holding()),
+                (None, Some(0)) => work.lost.push(holding()),
+                (None, Some(_)) if entry.holding.is_renewed => work.renewals.push(holding()),
+                (None, _) => {}
+            }
+            let next_ms = now_ms + entry.holding.tick_ms();
+            insert(&mut entries, entry, next_ms);
+        }
+        (number > 0).then_some(work)
     }
 
     /// Notifies the holders, and returns what may be left. A holder's waker is foreign code, and may panic.
@@ -218,8 +232,8 @@ impl Keeper {
 
     fn forget(&self, holdings: &[Arc<Holding>]) {
         let mut entries = self.lock();
-        let gone = holdings.iter().map(|holding| entries.remove(holding));
-        let gone: SmallVec<[_; 1]> = gone.collect();
+        let gone = holdings.iter().map(|it| entries.remove(&it.due()));
+        let gone: Vec<_> = gone.collect();
         drop(entries);
         drop(gone); // without the lock
     }
@@ -249,132 +263,68 @@ impl Keeper {
             is_lost || !holding.renewed(asked_at_ms)
         });
         self.lose(&lost.cloned().collect::<Vec<_>>());
+        let mut entries = self.lock();
+        for holding in holdings {
+            let place = entries.entry(holding.due());
+            if let btree_map::Entry::Occupied(held) = place
+                && held.get().ended.is_none()
+            {
+                let held = held.remove();
+                insert(&mut entries, held, holding.moment_after(asked_at_ms));
+            }
+        }
     }
 
-    /// When the next tick is. `None` if the task ends, since there are no slots.
-    fn next_ms(&self) -> Option<u64> {
-        let mut entries = self.lock();
-        let next = entries.ticks.first_key_value().map(|(tick, _)| tick.0);
-        entries.has_task = next.is_some();
+    /// When something is due. `None` if the task ends, since there are no slots.
+    fn next_ms(&self, task: &mut Option<OwnedSemaphorePermit>) -> Option<u64> {
+        let entries = self.lock();
+        let next = entries.first_key_value().map(|(due, _)| due.0);
+        if next.is_none() {
+            *task = None;
+        }
         next
     }
 }
 
-impl Entries {
-    /// Returns what was noted before, to be dropped without the lock, and whether the key is new and its tick the next of
-    /// all.
-    fn set(&mut self, holding: Arc<Holding>, ended: Option<Ended>) -> (Option<Entry>, bool) {
-        let (subject, number) = (Subject(Arc::clone(&holding)), holding.number);
-        let mut is_first = false;
-        let group = self.keys.entry(subject).or_insert_with(|| {
-            let tick = (now_ms() + holding.tick_ms(), number);
-            let first = self.ticks.first_key_value();
-            is_first = first.is_none_or(|(first, _)| tick < *first);
-            self.ticks.insert(tick, Subject(Arc::clone(&holding)));
-            Group {
-                all: BTreeMap::new(),
-                tick,
-            }
-        });
-        let before = group.all.insert(number, Entry { holding, ended });
-        (before, is_first)
-    }
-
-    fn remove(&mut self, holding: &Arc<Holding>) -> Option<Removed> {
-        let subject = Subject(Arc::clone(holding));
-        let group = self.keys.get_mut(&subject)?;
-        let entry = group.all.remove(&holding.number)?;
-        let last = group.all.is_empty().then_some(group.tick);
-        let tick = last.and_then(|tick| self.ticks.remove(&tick));
-        let key = last.and_then(|_| self.keys.remove_entry(&subject));
-        Some((entry, tick, key))
-    }
-
-    /// The work of the first key, if its tick has come.
-    fn due(&mut self, now_ms: u64) -> Option<Due> {
-        let first = self.ticks.first_entry();
-        let (tick, subject) = first.filter(|it| it.key().0 <= now_ms)?.remove_entry();
-        let group = self.keys.get_mut(&subject)?;
-        let (due, next_ms) = group.due(&subject.0, now_ms);
-        group.tick = (next_ms, tick.1);
-        self.ticks.insert(group.tick, subject);
-        Some(due)
-    }
-}
-
-impl Group {
-    /// The work to do now, and when to look again.
-    fn due(&self, one: &Holding, now_ms: u64) -> (Due, u64) {
-        let (mut due, mut least_ms) = (Due::default(), u64::MAX);
-        for Entry { holding, ended } in self.all.values() {
-            match ended {
-                Some(ended) if ended.until_ms > now_ms => due.returns.push(Arc::clone(holding)),
-                Some(_) => due.gone.push(Arc::clone(holding)),
-                None => match holding.left_ms() {
-                    Some(0) => due.lost.push(Arc::clone(holding)),
-                    Some(left_ms) if holding.is_renewed => least_ms = least_ms.min(left_ms),
-                    _ => {}
-                },
-            }
-        }
-        // Before a third of the window has passed, at another time for each key and renewal: so that slots that were taken
-        // in one moment are not renewed in one.
-        let rest_ms = one.window_ms - one.window_ms / 3 + one.random_ms();
-        let (wait_ms, tick_ms) = (least_ms.saturating_sub(rest_ms), one.tick_ms());
-        if wait_ms > 0 {
-            return (due, now_ms.saturating_add(wait_ms.min(tick_ms)));
-        }
-        // Together with those that would be due soon.
-        let soon_ms = rest_ms + one.window_ms / 6;
-        let is_due = |Entry { holding, ended }: &Entry| {
-            let left_ms = holding.left_ms().unwrap_or(0);
-            ended.is_none() && holding.is_renewed && (1..=soon_ms).contains(&left_ms)
-        };
-        let renewed = self.all.values().filter(|entry| is_due(entry));
-        due.renewals
-            .extend(renewed.map(|it| Arc::clone(&it.holding)));
-        (due, now_ms.saturating_add(tick_ms))
-    }
+fn insert(entries: &mut BTreeMap<Due, Entry>, entry: Entry, due_ms: u64) {
+    entry.holding.due_ms.store(due_ms, Relaxed);
+    entries.insert(entry.holding.due(), entry);
 }
 
 impl Holding {
+    /// Its place among the entries, under whose lock the time changes.
+    fn due(&self) -> Due {
+        (self.due_ms.load(Relaxed), self.subject, self.number)
+    }
+
     /// From one tick to the next.
     fn tick_ms(&self) -> u64 {
         (self.window_ms / 12).clamp(1, LONGEST_TICK_MS)
     }
 
-    /// A part of the last quarter of a third of the window.
-    fn random_ms(&self) -> u64 {
-        millis(jitter::random_up_to(Duration::from_millis(
-            self.window_ms / 12,
-        )))
+    /// The first moment of the key that is a twelfth of the window away: before a third has passed. Other keys have other
+    /// moments, so that slots that were taken together are not renewed in one.
+    fn moment_after(&self, now_ms: u64) -> u64 {
+        let (apart_ms, from_ms) = ((self.window_ms / 4).max(1), now_ms + self.window_ms / 12);
+        from_ms + apart_ms - (from_ms + self.subject % apart_ms) % apart_ms
     }
-}
 
-impl PartialEq for Subject {
-    fn eq(&self, other: &Self) -> bool {
-        let of = |it: &Self| (it.0.window_ms, it.0.is_local);
-        self.0.charge.is_twin_of(&other.0.charge) && of(self) == of(other)
-    }
-}
-
-impl Eq for Subject {}
-
-impl Hash for Subject {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        (self.0.charge.policy().name(), self.0.charge.key()).hash(state);
+    /// Whether one message has slots of both.
+    fn is_with(&self, other: &Self) -> bool {
+        let of = |it: &Self| (it.subject, it.window_ms, it.is_local);
+        of(self) == of(other) && self.charge.is_twin_of(&other.charge)
     }
 }
 
 type Messages = Vec<Vec<Arc<Holding>>>;
 
-/// Cuts holdings of one key into messages.
+/// Cuts holdings into messages, each about one key.
 fn messages(holdings: Vec<Arc<Holding>>) -> Messages {
     let (mut messages, mut ids) = (Messages::new(), 0);
     for holding in holdings {
         ids += holding.slots();
         match messages.last_mut() {
-            Some(last) if ids <= Slots::MOST => last.push(holding),
+            Some(last) if ids <= Slots::MOST && last[0].is_with(&holding) => last.push(holding),
             _ => {
                 ids = holding.slots();
                 messages.push(vec![holding]);
@@ -398,23 +348,10 @@ fn message(holdings: &[Arc<Holding>]) -> (&Holding, Slots) {
 }
 
 /// The task. If its runtime ends, or it has found no place, the next slot starts another.
-struct Running {
-    keeper: Arc<Keeper>,
-    has_ended: bool,
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        if !self.has_ended {
-            self.keeper.lock().has_task = false;
-        }
-    }
-}
-
-async fn run(mut running: Running) {
-    let keeper = &Arc::clone(&running.keeper);
+async fn run(keeper: Arc<Keeper>, task: OwnedSemaphorePermit) {
+    let (keeper, mut task) = (&keeper, Some(task));
     let places = Arc::new(Semaphore::new(MOST_TOGETHER));
-    while let Some(next_ms) = keeper.next_ms() {
+    while let Some(next_ms) = keeper.next_ms(&mut task) {
         let wait = Duration::from_millis(next_ms.saturating_sub(now_ms()));
         let _ = timeout(wait, keeper.changed.notified()).await;
         while let Some((returns, renewals)) = keeper.look() {
@@ -425,7 +362,6 @@ async fn run(mut running: Running) {
             }
         }
     }
-    running.has_ended = true;
 }
 
 /// Sends a message when there is a place for it: in a task of its own, as an observer may panic.

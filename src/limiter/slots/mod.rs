@@ -5,7 +5,7 @@ mod keeper;
 use std::{
     fmt,
     future::poll_fn,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::AtomicU64},
     task::Poll,
     time::Duration,
 };
@@ -56,8 +56,11 @@ struct Held(Arc<Holding>);
 struct Holding {
     limiter: Limiter,
     charge: Charge,
-    /// The keeper knows it by this.
+    /// The keeper knows it by this, and by the hash of its key.
     number: u64,
+    subject: u64,
+    /// When the keeper looks at it.
+    due_ms: AtomicU64,
     state: Mutex<State>,
     /// Notified when the slots are lost.
     lost: Notify,
@@ -121,10 +124,13 @@ impl Limiter {
     ) -> Arc<Holding> {
         let rule = charge.policy().rules().first();
         let window_ms = rule.map_or(u64::MAX, |rule| millis(rule.window()));
+        let (number, subject) = self.inner.jobs.keeper.identity(charge);
         Arc::new(Holding {
             limiter: self.clone(),
             charge: charge.clone(),
-            number: self.inner.jobs.keeper.number(),
+            number,
+            subject,
+            due_ms: AtomicU64::new(0),
             state: Mutex::new(state),
             lost: Notify::new(),
             is_shadow,
