@@ -2,6 +2,13 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use sluicegate::observe::Event;
+use support::{
+    fated::{Asked, Fate, Fated},
+    log::Log,
+};
+use tokio::sync::Notify;
+
 use crate::prelude::*;
 
 /// The keys of alice: her block, her strikes, and her counts under `api`.
@@ -345,6 +352,49 @@ async fn processes_that_ban_at_the_same_time_raise_one_level() {
         assert!(score >= end_ms, "{score}");
         clock.set(end_ms);
     }
+}
+
+#[tokio::test]
+async fn two_processes_that_have_both_counted_enough_strikes_ban_once() {
+    let (server, log) = (
+        Server::start(),
+        Log::of(|event| is_ban(event).then(String::new)),
+    );
+    let (held, go) = (
+        Arc::<AtomicU32>::default(),
+        [(); 2].map(|()| Arc::default()),
+    );
+    let process = async |go: &Arc<Notify>| {
+        let (held, go) = (held.clone(), go.clone());
+        let fate = move |asked: &Asked<'_>| match asked {
+            Asked::Call([Operation::Ban { .. }, ..]) => {
+                held.fetch_add(1, Ordering::SeqCst);
+                Fate::Delayed(go.clone())
+            }
+            _ => Fate::Answered,
+        };
+        let store = Fated::by_call(connect(&server).await, fate);
+        patient(store).observer(log.clone())
+    };
+    let processes = join_all(go.iter().map(process)).await;
+    let policy = banning("1/1m=1h,1d");
+    let strikes = join_all(processes.iter().map(|it| strike(it, &policy)));
+    let bans = async {
+        while held.load(Ordering::SeqCst) < 2 {
+            tokio::task::yield_now().await;
+        }
+        go.iter().for_each(|go| go.notify_one());
+    };
+    let both = timeout(10 * SOON, async { tokio::join!(strikes, bans) });
+    both.await.expect("both are about to ban");
+    assert_eq!(log.lines().len(), 1);
+    let listed = processes[0].blocks(2).await.unwrap();
+    assert_eq!(listed[0].details().ban_level(), Some(1));
+    assert_eq!(server.run::<u64>(&format!("EXISTS {STRIKES}")), 0);
+}
+
+fn is_ban(event: &Event<'_>) -> bool {
+    matches!(event, Event::Ban { .. })
 }
 
 #[tokio::test]
