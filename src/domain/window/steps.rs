@@ -140,7 +140,9 @@ impl StepQueue {
             .filter(|capacity| count.used > *capacity)
         {
             let surplus = self.total(view.end) - capacity;
-            let last = self.leading(|step| step.total.wrapping_sub(self.base) < surplus);
+            let last = self
+                .steps
+                .partition_point(|step| step.total.wrapping_sub(self.base) < surplus);
             count.fits_at_ms = self.spec.release(self.steps[last].end_ms);
         }
         count
@@ -199,14 +201,22 @@ impl StepQueue {
     }
 
     fn view(&self, now_ms: u64) -> View {
+        // The start of this step, if the clock has stepped back before that.
+        let time_ms = |newest: &Step| now_ms.max(newest.end_ms - self.spec.step_ms);
         let believed_ms = self.spec.believed(now_ms);
-        let end = self.leading(|step| step.end_ms <= believed_ms);
-        let newest_ms = end
-            .checked_sub(1)
-            .map_or(0, |newest| self.steps[newest].end_ms - self.spec.step_ms);
-        // The start of the newest step, if the clock has stepped back before that.
-        let time_ms = now_ms.max(newest_ms);
-        let first = self.leading(|step| self.spec.release(step.end_ms) <= time_ms);
+        // Mostly all count.
+        if let (Some(oldest), Some(newest)) = (self.steps.front(), self.steps.back())
+            && newest.end_ms <= believed_ms
+            && self.spec.release(oldest.end_ms) > time_ms(newest)
+        {
+            let end = self.steps.len();
+            return View { first: 0, end };
+        }
+        let end = self.steps.partition_point(|it| it.end_ms <= believed_ms);
+        let newest = end.checked_sub(1).map(|newest| &self.steps[newest]);
+        let time_ms = newest.map_or(now_ms, time_ms);
+        let is_released = |it: &Step| self.spec.release(it.end_ms) <= time_ms;
+        let first = self.steps.partition_point(is_released);
         View { first, end }
     }
 
@@ -231,19 +241,7 @@ impl StepQueue {
 
     /// Returns the index of the step, or of the first later one.
     fn position(&self, end_ms: u64) -> usize {
-        self.leading(|step| step.end_ms < end_ms)
-    }
-
-    /// Returns how many steps come before the first that does not satisfy `leads`. Mostly all or none do, so both ends
-    /// are tried first.
-    fn leading(&self, leads: impl Fn(&Step) -> bool) -> usize {
-        if self.steps.back().is_none_or(&leads) {
-            self.steps.len()
-        } else if !self.steps.front().is_some_and(&leads) {
-            0
-        } else {
-            self.steps.partition_point(leads)
-        }
+        self.steps.partition_point(|step| step.end_ms < end_ms)
     }
 
     fn holds(&self, index: usize, end_ms: u64) -> bool {
