@@ -42,16 +42,17 @@ pub(super) fn read<T>(
     let (first_ms, last_ms) = around(reach_ms);
     LATEST.with(|latest| {
         let mut kept = latest[place % KEPT].borrow_mut();
-        let known = kept.take().filter(|(of, all)| {
+        let is_about = |(of, all): &(Calendar, Boundaries)| {
             *of == calendar && all[0] <= first_ms && last_ms < all[all.len() - LATER]
-        });
-        let (_, all) = kept.insert(known.unwrap_or_else(|| {
+        };
+        if !kept.as_ref().is_some_and(is_about) {
+            *kept = None;
+        }
+        let (_, all) = kept.get_or_insert_with(|| {
             let (first_ms, last_ms) = around(MOST_AROUND_MS);
-            (
-                calendar,
-                Days { calendar, zone }.boundaries(first_ms, last_ms),
-            )
-        }));
+            let days = Days { calendar, zone };
+            (calendar, days.boundaries(first_ms, last_ms))
+        });
         let begin = all.partition_point(|start_ms| *start_ms <= first_ms);
         let end = all.partition_point(|end_ms| *end_ms <= last_ms);
         read(&all[begin.saturating_sub(1)..end + LATER])
