@@ -43,7 +43,7 @@ as_text!(Rule, Unit);
 /// Lists the fields of a policy, all of which may be absent.
 macro_rules! fields {
     ($($field:ident: $type:ty),+) => {
-        #[derive(Clone, Default, PartialEq, Serialize)]
+        #[derive(Default, Serialize)]
         #[serde(rename = "Policy")]
         struct Fields {$(
             #[serde(skip_serializing_if = "Option::is_none")]
@@ -194,12 +194,9 @@ impl Serialize for Policies {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(Some(self.iter().count()))?;
         for (name, policy) in self.names().zip(self.iter()) {
-            let mut fields = Fields::of(policy);
-            let rules = fields.rules.take();
-            if fields == Fields::default() {
-                map.serialize_entry(name, &rules)?;
-            } else {
-                map.serialize_entry(name, &Fields { rules, ..fields })?;
+            match policy.settings().nth(1) {
+                None => map.serialize_entry(name, &policy.to_string())?,
+                Some(_) => map.serialize_entry(name, &Fields::of(policy))?,
             }
         }
         map.end()

@@ -54,7 +54,7 @@
 //!
 //! In Redis, your user needs [separate rights](crate::store::redis::deployment#the-least-rights) for this.
 
-use std::{cmp::Reverse, collections::HashMap, fmt};
+use std::{collections::HashMap, fmt};
 
 #[cfg(doc)]
 use crate::domain::policy::Policy;
@@ -96,7 +96,10 @@ impl DeniedIdentity {
             })
         });
         let mut list: Vec<_> = list.filter(|it| it.last_hour > 0).collect();
-        list.sort_unstable_by(|a, b| a.order().cmp(&b.order()));
+        list.sort_unstable_by(|a, b| {
+            let counts = (b.last_minute, b.last_hour).cmp(&(a.last_minute, a.last_hour));
+            counts.then_with(|| (&a.identity, &a.policy).cmp(&(&b.identity, &b.policy)))
+        });
         list
     }
 
@@ -125,14 +128,6 @@ impl DeniedIdentity {
     #[must_use]
     pub const fn last_hour(&self) -> u64 {
         self.last_hour
-    }
-
-    fn order(&self) -> impl Ord {
-        (
-            Reverse((self.last_minute, self.last_hour)),
-            &self.identity,
-            &self.policy,
-        )
     }
 }
 

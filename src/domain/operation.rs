@@ -123,23 +123,10 @@ impl Operation {
     }
 
     /// Whether it is done on the keys of identities, together with others in one step.
-    pub(crate) const fn is_of_keys(&self) -> bool {
-        matches!(
-            self,
-            Self::Check(_)
-                | Self::CheckBatch(_)
-                | Self::Settle(_)
-                | Self::Renew(_)
-                | Self::Return(_)
-                | Self::Reset { .. }
-                | Self::Block { .. }
-                | Self::Ban { .. }
-                | Self::Unblock { .. }
-        )
+    pub(crate) fn is_of_keys(&self) -> bool {
+        self.check().is_some() || self.key().is_some()
     }
-}
 
-impl Operation {
     /// The key that it resets, blocks, bans or unblocks.
     pub(crate) const fn key(&self) -> Option<&Key> {
         match self {

@@ -220,7 +220,7 @@ impl Policy {
     }
 
     /// Returns the unit, if one was set.
-    #[cfg(any(feature = "serde", feature = "redis"))]
+    #[cfg(feature = "serde")]
     pub(crate) fn set_unit(&self) -> Option<&Unit> {
         self.inner.unit.as_ref()
     }
@@ -275,6 +275,22 @@ impl Policy {
         &self.inner.name
     }
 
+    /// Returns what was set besides the name, as text: first the rules.
+    pub(crate) fn settings(&self) -> impl Iterator<Item = (&'static str, String)> {
+        let yes = |is: bool| is.then(|| "true".to_owned());
+        let on_failure = self.on_failure.map(|it| it.as_str().to_owned());
+        let settings = [
+            ("rules", Some(self.to_string())),
+            ("ban", self.inner.ban.map(|ban| ban.to_string())),
+            ("shadow", yes(self.shadow)),
+            ("on_failure", on_failure),
+            ("unit", self.inner.unit.as_ref().map(Unit::to_string)),
+            ("hidden", yes(self.is_hidden())),
+        ];
+        let settings = settings.into_iter();
+        settings.filter_map(|(name, value)| Some((name, value?)))
+    }
+
     /// Returns the rules, in the order in which you gave them.
     #[must_use]
     pub fn rules(&self) -> &[Rule] {
@@ -315,13 +331,6 @@ impl Policy {
     }
 }
 
-fn is_name(name: &str) -> bool {
-    (1..=MAX_NAME).contains(&name.len())
-        && name
-            .bytes()
-            .all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
-}
-
 /// Writes the rules in the form that [`Policy::parse`] reads.
 impl fmt::Display for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -335,20 +344,8 @@ impl fmt::Display for Policy {
 impl fmt::Debug for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Policy({}: {self}", self.name())?;
-        if self.shadow {
-            f.write_str(", shadow")?;
-        }
-        if let Some(policy) = self.on_failure {
-            write!(f, ", {} on failure", policy.as_str())?;
-        }
-        if let Some(ban) = self.inner.ban {
-            write!(f, ", ban {ban}")?;
-        }
-        if let Some(unit) = &self.inner.unit {
-            write!(f, ", in {unit}")?;
-        }
-        if self.is_hidden() {
-            f.write_str(", hidden")?;
+        for (name, value) in self.settings().skip(1) {
+            write!(f, ", {name}={value}")?;
         }
         f.write_str(")")
     }
@@ -356,7 +353,8 @@ impl fmt::Debug for Policy {
 
 /// Checks the name of a policy.
 pub(crate) fn check_name(name: &str) -> Result<(), ConfigError> {
-    if is_name(name) {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    if (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(is_plain) {
         return Ok(());
     }
     Err(ConfigError::new(format_args!(

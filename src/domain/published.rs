@@ -18,12 +18,12 @@ const MAX_KIND: usize = 32;
 pub struct PublishedPolicy {
     policy: Policy,
     kinds: BTreeSet<Box<str>>,
-    enforces_blocks: bool,
+    pub(crate) enforces_blocks: bool,
     version: Box<str>,
     seen_ms: u64,
     shares_name: bool,
     /// The label of the process that publishes it, if it is known and the policy has slots. No stored policy has one.
-    process: Option<Box<str>>,
+    pub(crate) process: Option<Box<str>>,
     /// Whether a reload has replaced the policy, so that it is to be taken back.
     is_replaced: bool,
 }
@@ -80,12 +80,6 @@ impl PublishedPolicy {
         self.process = label.filter(|_| has_slots).map(plain_label);
     }
 
-    /// The label of this process, if it publishes one.
-    #[cfg(feature = "redis")]
-    pub(crate) fn process(&self) -> Option<&str> {
-        self.process.as_deref()
-    }
-
     /// Notes which of the policies that a process uses have the same name as others.
     pub(crate) fn note_shared_names(policies: &mut [Self]) {
         let names: Vec<String> = policies.iter().map(|it| it.policy.name().into()).collect();
@@ -93,11 +87,6 @@ impl PublishedPolicy {
             let mut same = names.iter().filter(|name| *name == it.policy.name());
             it.shares_name = same.nth(1).is_some();
         }
-    }
-
-    /// Notes a check under this policy that enforces blocks.
-    pub(crate) const fn enforce_blocks(&mut self) {
-        self.enforces_blocks = true;
     }
 
     /// Adds a kind of keys; returns whether the kind is new.
@@ -150,23 +139,9 @@ impl PublishedPolicy {
 impl PublishedPolicy {
     /// Returns the fields in which two definitions of one name can differ.
     pub(crate) fn definition(&self) -> String {
-        let policy = &self.policy;
-        let yes = |is: bool| is.then(|| "true".to_owned());
-        let fields = [
-            ("rules", Some(policy.to_string())),
-            ("ban", policy.ban_config().map(|ban| ban.to_string())),
-            ("shadow", yes(policy.is_shadow())),
-            (
-                "on_failure",
-                policy.failure_policy().map(|it| it.as_str().to_owned()),
-            ),
-            ("unit", policy.set_unit().map(|unit| unit.to_string())),
-            ("hidden", yes(policy.is_hidden())),
-        ];
-        let lines = fields.into_iter();
-        lines
-            .filter_map(|(name, value)| Some(format!("{name}={}\n", value?)))
-            .collect()
+        let settings = self.policy.settings();
+        let lines = settings.map(|(name, value)| format!("{name}={value}\n"));
+        lines.collect()
     }
 
     /// Returns the whole entry in the stored form.

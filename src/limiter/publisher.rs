@@ -115,9 +115,7 @@ impl Known {
             let failure = policy.failure_policy().unwrap_or(on_failure);
             PublishedPolicy::new(policy.clone().on_failure(failure), enforces_blocks)
         });
-        if enforces_blocks {
-            published.enforce_blocks();
-        }
+        published.enforces_blocks |= enforces_blocks;
         is_new |= published.add_kind(charge.key().kind());
         if is_new {
             self.due_in = self.due_in.min(DELAY);

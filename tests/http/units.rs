@@ -87,7 +87,7 @@ async fn a_client_library_of_language_models_reads_the_headers_by_unit() {
 
 refusals! { says;
     policies_of_one_name_in_two_units_are_an_error_when_built:
-        empty().limit(tokens(), alice()).try_limit(tokens().unit(Unit::CONTENT_BYTES), alice()) => "in tokens";
+        empty().limit(tokens(), alice()).try_limit(tokens().unit(Unit::CONTENT_BYTES), alice()) => "unit=tokens";
     policies_of_one_name_in_two_units_are_both_named:
-        empty().limit(tokens(), alice()).try_limit(tokens().unit(Unit::CONTENT_BYTES), alice()) => "in content-bytes";
+        empty().limit(tokens(), alice()).try_limit(tokens().unit(Unit::CONTENT_BYTES), alice()) => "unit=content-bytes";
 }

@@ -1,6 +1,6 @@
 //! [`BlockRequest`] and [`BlockDetails`]: the reason, the author and the origin of a block.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use super::{BlockedBy, Until, held::Level};
 use crate::domain::{policy::Policy, rule::Rule};
@@ -29,8 +29,8 @@ pub struct BlockRequest {
     /// Boxed, so that a request adds little to the size of each operation.
     pub(super) details: Box<BlockDetails>,
     /// How long a ban that grows lasts, in ms; empty for any other block.
-    pub(super) times_ms: Box<[u64]>,
-    /// Whether a ban leaves its strikes for another that the same denials make.
+    pub(crate) times_ms: Box<[u64]>,
+    /// Whether a ban leaves its strikes, since another ban needs them that begins with the same denial.
     pub(crate) keeps_strikes: bool,
 }
 
@@ -62,12 +62,6 @@ impl BlockRequest {
             request.times_ms = times_ms.into();
         }
         request
-    }
-
-    /// Returns whether a ban leaves its strikes, since another ban needs them that begins with the same denial. For
-    /// stores.
-    pub(crate) const fn keeps_strikes(&self) -> bool {
-        self.keeps_strikes
     }
 
     /// Requests a [pause](crate::block#pauses) of this length from now, and of 5 minutes at most: callers that may wait
@@ -122,36 +116,18 @@ impl BlockRequest {
     pub const fn details(&self) -> &BlockDetails {
         &self.details
     }
-
-    /// Returns how long a ban that grows lasts, in ms; nothing for any other block.
-    #[cfg(feature = "redis")]
-    pub(crate) fn times_ms(&self) -> &[u64] {
-        &self.times_ms
-    }
 }
 
-impl From<Until> for BlockRequest {
-    fn from(until: Until) -> Self {
+impl<U: Into<Until>> From<U> for BlockRequest {
+    fn from(until: U) -> Self {
         Self::new(until)
-    }
-}
-
-impl From<Duration> for BlockRequest {
-    fn from(span: Duration) -> Self {
-        Self::new(span)
-    }
-}
-
-impl From<SystemTime> for BlockRequest {
-    fn from(time: SystemTime) -> Self {
-        Self::new(time)
     }
 }
 
 /// Reason, author and origin of a block. Checks do not read them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct BlockDetails {
-    created_ms: Option<u64>,
+    pub(super) created_ms: Option<u64>,
     reason: Box<str>,
     author: Box<str>,
     policy: Box<str>,
@@ -160,12 +136,6 @@ pub struct BlockDetails {
 }
 
 impl BlockDetails {
-    /// Sets when the block was made, in ms since the Unix epoch by the store's clock. For stores.
-    pub(crate) fn created_at(mut self, now_ms: u64) -> Self {
-        self.created_ms = Some(now_ms);
-        self
-    }
-
     /// Returns when the block was made, in ms since the Unix epoch by the store's clock.
     #[must_use]
     pub const fn created_ms(&self) -> Option<u64> {
@@ -284,7 +254,12 @@ mod tests {
         bytes.push(9);
         let mut rest = &bytes[..];
         let read = BlockDetails::read_texts(7, &mut rest);
-        assert_eq!(read, Some(details.clone().created_at(7)));
+        let created_ms = Some(7);
+        let details = BlockDetails {
+            created_ms,
+            ..details
+        };
+        assert_eq!(read, Some(details.clone()));
         assert_eq!((details.rule(), rest), (Some("10/1m"), &[9][..]));
         for end in 0..bytes.len() - 1 {
             let mut cut = &bytes[..end];

@@ -44,8 +44,8 @@ impl HeldBlock {
         if !block.holds(now_ms) {
             return (block, None);
         }
-        let mut details = BlockDetails::clone(&request.details).created_at(now_ms);
-        details.level = level;
+        let mut details = BlockDetails::clone(&request.details);
+        (details.created_ms, details.level) = (Some(now_ms), level);
         (block, Some(Self { block, details }))
     }
 

@@ -1,7 +1,7 @@
 //! Labels of contributors: short, so that a client cannot make them grow, and hashed so that two clients cannot share
 //! one.
 
-use std::{borrow::Cow, sync::Arc};
+use std::sync::Arc;
 
 use crate::domain::key::Key;
 
@@ -53,25 +53,15 @@ fn hash(value: &[u8]) -> String {
 /// Returns `kind=value`, or `kind=#hash` if the value is long, unusual or secret; `hash` returns 32 characters.
 pub(crate) fn text(label: &Key, hash: impl FnOnce(&Key) -> String) -> String {
     // Operators read labels in a terminal and type them into commands, so unusual characters are hashed.
-    let kind = if is_plain(label.kind().as_bytes(), b"-_.") {
-        label.kind()
-    } else {
-        ""
-    };
+    let kind = Some(label.kind()).filter(|it| is_plain(it.as_bytes(), b"-_."));
+    let kind = kind.unwrap_or_default();
     let value = std::str::from_utf8(label.value()).unwrap_or_default();
-    let fits = kind.len() + 1 + value.len() <= MAX_LABEL;
-    let value =
-        if fits && !kind.is_empty() && !label.is_secret() && is_plain(value.as_bytes(), b"-_.:/@+")
-        {
-            Cow::Borrowed(value)
-        } else {
-            Cow::Owned(format!("#{}", hash(label)))
-        };
-    let kind = match value {
-        Cow::Borrowed(_) => kind,
-        Cow::Owned(_) => &kind[..kind.len().min(MAX_HASHED_KIND)],
-    };
-    format!("{kind}={value}")
+    let fits = !kind.is_empty() && kind.len() + 1 + value.len() <= MAX_LABEL;
+    if fits && !label.is_secret() && is_plain(value.as_bytes(), b"-_.:/@+") {
+        return format!("{kind}={value}");
+    }
+    let kind = &kind[..kind.len().min(MAX_HASHED_KIND)];
+    format!("{kind}=#{}", hash(label))
 }
 
 fn is_plain(text: &[u8], also: &[u8]) -> bool {

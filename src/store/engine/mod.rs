@@ -460,7 +460,7 @@ fn ban(
         return Ok(None);
     }
     let block = cells.block(key, request)?;
-    if !request.keeps_strikes() {
+    if !request.keeps_strikes {
         cells.forget(&policy, key);
     }
     Ok(Some(block))

@@ -80,7 +80,7 @@ impl RedisStore {
             over.extend(labels.drain(..others));
             let over = over.into_iter().map(|stored| stored.field).collect();
             store.change("HDEL", over).await?;
-            let label = policies.iter().find_map(PublishedPolicy::process);
+            let label = policies.iter().find_map(|policy| policy.process.as_ref());
             let label = label.map(|label| {
                 let field = format!("@{:016x}", this_process());
                 [field, format!("seen={now_ms}\nlabel={label}")]

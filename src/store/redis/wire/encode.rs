@@ -304,7 +304,7 @@ impl<'a> Writer<'a> {
         };
         self.push_key(BLOCKS, key);
         self.push_head(action, 0, ms, 0);
-        let (arg, times_ms) = (&mut self.bytes, request.times_ms());
+        let (arg, times_ms) = (&mut self.bytes, &request.times_ms);
         arg.extend([0; 3]); // no policy
         push_number(arg, times_ms.len() as u64, 1);
         for time_ms in times_ms {
@@ -319,7 +319,7 @@ impl<'a> Writer<'a> {
     fn push_ban(&mut self, key: &Key, strikes: &Rule, request: &BlockRequest) {
         self.push_block(key, request);
         self.push_key(STRIKES, key);
-        self.push_head(RESET + JOINED, request.keeps_strikes().into(), 0, 0);
+        self.push_head(RESET + JOINED, request.keeps_strikes.into(), 0, 0);
         self.bytes.extend([0; 2]);
         self.bytes.extend(encode(slice::from_ref(strikes)));
         self.end_arg();
