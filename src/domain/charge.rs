@@ -66,11 +66,7 @@ impl Charge {
     }
 
     /// Creates a charge with a label whose length is already bounded.
-    pub(crate) fn labelled(policy: &Policy, key: Key, cost: u64, label: Option<Arc<Key>>) -> Self {
-        Self::of(policy.clone(), key, cost, label)
-    }
-
-    fn of(policy: Policy, key: Key, cost: u64, label: Option<Arc<Key>>) -> Self {
+    pub(crate) fn of(policy: Policy, key: Key, cost: u64, label: Option<Arc<Key>>) -> Self {
         Self {
             policy,
             key,
@@ -127,11 +123,8 @@ impl Charge {
     /// Returns the bits that say what is [wanted](crate::domain::wanted) of a decision about this charge.
     pub(crate) fn wanted(&self) -> u8 {
         let ban = if self.policy.bans() { BAN } else { 0 };
-        ban | if self.label.is_some() {
-            CONTRIBUTORS
-        } else {
-            0
-        }
+        let contributors = self.label.as_ref().map_or(0, |_| CONTRIBUTORS);
+        ban | contributors
     }
 
     /// Returns the number of the limiter that saw the policy last, as far as this charge needs it.
@@ -141,7 +134,12 @@ impl Charge {
     }
 
     pub(crate) fn with_cost(&self, cost: u64) -> Self {
-        Self::labelled(&self.policy, self.key.clone(), cost, self.label.clone())
+        Self::of(
+            self.policy.clone(),
+            self.key.clone(),
+            cost,
+            self.label.clone(),
+        )
     }
 
     pub(crate) fn with_policy(&self, policy: &Policy) -> Self {

@@ -131,6 +131,7 @@ where
                     let waiting = present(undecided);
                     let admitted =
                         ready!(waiting.admission.poll(&settings.config, &waiting.head, cx));
+                    // Out of the state first: after a panic in the service, no poll decides the request again.
                     let mut it = *taken(undecided);
                     match admitted {
                         Ok(pass) => serve(settings, &mut it.service, it.head, it.body, pass),
@@ -148,6 +149,7 @@ where
                     admitted,
                     ending,
                 } => {
+                    // After an error the request ends now, however long the caller keeps this future.
                     let response = ready!(response.poll(cx)).inspect_err(|_| *ending = None)?;
                     match answered(settings, response, admitted, ending) {
                         Ok(response) => {
@@ -160,6 +162,7 @@ where
                 }
                 StateProj::Settling { unsettled } => {
                     let waiting = present(unsettled);
+                    // The headers show what is left afterwards, and a client's next request must find it.
                     let settled = ready!(waiting.ending.poll_settled(cx)).map(Decision::Allowed);
                     settings.complete(&mut waiting.response, &waiting.admitted, settled);
                     let it = *taken(unsettled);

@@ -43,6 +43,32 @@ words!(
 );
 
 /// The outcome of a request that the store did not decide.
+///
+/// ```
+/// use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+///
+/// use sluicegate::observe::{Event, Observer, RequestOutcome};
+///
+/// /// Counts the requests that passed unlimited, and those that were rejected, for want of an answer.
+/// #[derive(Default)]
+/// struct Failures {
+///     unlimited: AtomicU64,
+///     rejected: AtomicU64,
+/// }
+///
+/// impl Observer for Failures {
+///     fn on_event(&self, event: &Event<'_>) {
+///         if let Event::Error { outcome, .. } = event {
+///             let count = match outcome {
+///                 RequestOutcome::Passed => &self.unlimited,
+///                 RequestOutcome::Rejected => &self.rejected,
+///                 _ => return, // this process decided, or no request waited
+///             };
+///             count.fetch_add(1, Relaxed);
+///         }
+///     }
+/// }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RequestOutcome {
@@ -102,6 +128,7 @@ pub struct CallInfo<'a> {
     /// Whether the policies are [shadows](Policy::shadow), which have separate events.
     pub shadow: bool,
     /// Whether these are shadows beside policies that count: both had one call, and the others' event came first.
+    #[doc(hidden)] // for observers that count calls
     pub shares_call: bool,
     /// Private, as all that follow: charges have keys.
     pub(crate) charges: &'a [Charge],

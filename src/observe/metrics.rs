@@ -364,6 +364,7 @@ impl Observer for MetricsObserver {
                 timing,
                 decision,
             } => {
+                // Without a call, a latency would make the store look faster than it is.
                 if !decision.is_local() && !decision.0.usage().spares_call() {
                     self.record_latency(call, *timing);
                 }
@@ -386,6 +387,7 @@ impl Observer for MetricsObserver {
                 error,
                 outcome,
             } => {
+                // An open breaker has spared the call.
                 if error.kind() != StoreErrorKind::CircuitOpen {
                     self.record_latency(call, *timing);
                 }

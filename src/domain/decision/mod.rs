@@ -214,37 +214,6 @@ impl Decision {
         Self::of(usage, admitted)
     }
 
-    /// Computes the decisions of a batch, in which the first `admitted` checks were admitted. For stores.
-    ///
-    /// `counts` has one count for each rule of each charge, after all charges; if some checks are denied, each count
-    /// says when the cost of one more check fits.
-    ///
-    /// # Errors
-    ///
-    /// As [`new`](Self::new).
-    pub fn batch(
-        batch: &CheckBatch,
-        admitted: u16,
-        now_ms: u64,
-        counts: &[Count],
-    ) -> Result<Vec<Self>, StoreError> {
-        let (check, count) = (batch.check(), batch.count());
-        // At the time of an earlier check, the costs of the later ones were not charged yet.
-        let counts_then = |later: u16| -> Vec<Count> {
-            let counts = counts.iter().zip(check.rules());
-            let counts = counts
-                .map(|(count, (rule, cost))| count.before(rule, cost.saturating_mul(later.into())));
-            counts.collect()
-        };
-        let admitted = admitted.min(count);
-        let admissions = (0..admitted).map(|place| {
-            let counts = counts_then(admitted - 1 - place);
-            Self::new(batch.nth(place), true, now_ms, &counts)
-        });
-        let denials = (admitted..count).map(|_| Self::new(check, false, now_ms, counts));
-        admissions.chain(denials).collect()
-    }
-
     fn of(usage: Usage, admitted: bool) -> Result<Self, StoreError> {
         if admitted {
             return Ok(Self::Allowed(usage));
@@ -306,6 +275,23 @@ impl<'a> BatchOutcome<'a> {
         Ok(decision.with_any_shadow(shadows.and_then(|it| it.decision(None).ok())))
     }
 
+    /// Computes the decisions of a batch. If some checks are denied, the counts say when one of them fits.
+    fn each(&self, batch: &CheckBatch) -> Result<Vec<Decision>, StoreError> {
+        // At the time of an earlier check, the costs of the later ones were not charged yet.
+        let counts_then = |later: u16| -> Vec<Count> {
+            let counts = self.counts.iter().zip(self.check.rules());
+            let counts = counts
+                .map(|(count, (rule, cost))| count.before(rule, cost.saturating_mul(later.into())));
+            counts.collect()
+        };
+        let admitted = self.admitted.min(self.count);
+        let decided = (0..self.count).map(|place| match admitted.checked_sub(place + 1) {
+            Some(later) => Decision::new(batch.nth(place), true, self.now_ms, &counts_then(later)),
+            None => Decision::new(self.check, false, self.now_ms, self.counts),
+        });
+        decided.collect()
+    }
+
     /// Returns all decisions of a batch, with the shadows of those that were admitted. Errors of shadows are ignored.
     pub(crate) fn decisions(
         self,
@@ -315,7 +301,7 @@ impl<'a> BatchOutcome<'a> {
         if let Some(blocked) = self.blocked {
             return Ok(vec![Decision::Blocked(blocked); self.count.into()]);
         }
-        let decisions = Decision::batch(batch, self.admitted, self.now_ms, self.counts)?;
+        let decisions = self.each(batch)?;
         let shadows = shadows.and_then(|it| {
             let batch = batch.shadows(it.count)?;
             it.decisions(&batch, None).ok()

@@ -1,9 +1,7 @@
 //! [`Report`]: the usage of an identity, to be shown.
 
-use std::time::Duration;
-
 use super::{Decision, RuleUsage};
-use crate::domain::charge::Charge;
+use crate::domain::{charge::Charge, rule::seconds};
 
 /// The units that an identity has left, and whether it is blocked: to be shown to that user, or to an operator.
 /// `Serialize` with the feature `serde`.
@@ -11,6 +9,26 @@ use crate::domain::charge::Charge;
 /// You get a report from [`Limiter::report`](crate::Limiter::report), or, for the request that a handler serves, from
 /// [`Decisions::report`](crate::middleware::Decisions::report). [Hidden](crate::Policy::hidden) policies and
 /// [shadows](crate::Policy::shadow) are left out.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use sluicegate::{Charge, Key, Limiter, MemoryStore, Policy, block::BlockRequest};
+///
+/// # tokio::runtime::Builder::new_current_thread().enable_time().build()?.block_on(async {
+/// let limiter = Limiter::new(MemoryStore::new());
+/// let (api, alice) = (Policy::parse("api", "100/1h@fixed")?, Key::new("user", "alice"));
+/// limiter.check([Charge::new(&api, alice.clone(), 1)]).await?;
+/// let report = limiter.report([&api], &alice).await?;
+/// assert!(report.limits[0].reset_after_seconds.unwrap() <= 3_600);
+///
+/// limiter.block(&alice, BlockRequest::pause(Duration::from_secs(60))).await?;
+/// let block = limiter.report([&api], &alice).await?.blocked.unwrap();
+/// assert_eq!((block.source, block.ends_after_seconds), ("pause", Some(60)));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # }).unwrap();
+/// # Ok::<(), std::io::Error>(())
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -92,10 +110,4 @@ impl ReportedLimit {
             reset_after_seconds: usage.shown_reset_after().map(seconds),
         }
     }
-}
-
-/// Whole seconds, rounded up.
-const fn seconds(time: Duration) -> u64 {
-    let partial = time.subsec_nanos() > 0;
-    time.as_secs().saturating_add(partial as u64)
 }

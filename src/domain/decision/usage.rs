@@ -122,9 +122,7 @@ impl Usage {
         let other_rules = || StoreError::protocol("the store returned counts for different rules");
         // The rules are put into their place at once, since they are slow to move.
         let mut usage = Self::of(check, now_ms, RuleUsages::new(), admitted);
-        let Some(Inner { rules: usages, .. }) = Arc::get_mut(&mut usage.inner) else {
-            unreachable!("nothing else has the usage yet");
-        };
+        let usages = &mut usage.edit().rules;
         usages.reserve(counts.len());
         let mut counts = counts.iter();
         for charge in check.charges() {

@@ -418,6 +418,12 @@ pub(crate) const fn millis(duration: Duration) -> u64 {
     duration.as_secs().saturating_mul(1_000).saturating_add(ms)
 }
 
+/// Returns whole seconds, rounded up: a client that returns early would be denied again.
+pub(crate) const fn seconds(time: Duration) -> u64 {
+    let partial = time.subsec_nanos() > 0;
+    time.as_secs().saturating_add(partial as u64)
+}
+
 /// Returns the whole microseconds of a duration, at most `u64::MAX`.
 pub(crate) fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)

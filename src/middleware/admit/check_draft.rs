@@ -140,7 +140,7 @@ impl CheckDraft {
         };
         let contributor = contributor();
         for key in keys {
-            let charge = Charge::labelled(&policy, key, cost, contributor.clone());
+            let charge = Charge::of(policy.as_ref().clone(), key, cost, contributor.clone());
             self.add(config, &policy, charge)?;
         }
         Ok(())
@@ -186,10 +186,12 @@ impl CheckDraft {
         head: &Parts,
     ) -> Result<(), Rejection> {
         let contributor = contributor();
+        // A client with the second identity alone, such as credits, must be served: so a missing one is no failure yet.
         let mut missing = Vec::new();
         let mut alternatives = Vec::with_capacity(found.len());
         for (selector, keys) in found {
             let chosen = config.access_lists.filter(keys).and_then(|keys| {
+                // An extractor that skips the request asks no selector, which could fail.
                 let applies = !keys.is_empty();
                 let chosen = applies.then(|| self.chosen(config, selector, head));
                 Ok((keys, chosen.transpose()?.flatten()))
@@ -198,7 +200,8 @@ impl CheckDraft {
                 Ok((_, None)) => {}
                 Ok((keys, Some((policy, cost)))) => {
                     let contributor = || contributor.clone();
-                    let charge = |key| Charge::labelled(&policy, key, cost, contributor());
+                    let charge =
+                        |key| Charge::of(policy.as_ref().clone(), key, cost, contributor());
                     alternatives.push(keys.into_iter().map(charge).collect());
                 }
                 Err(rejection) if is_missing(&rejection) => missing.push((selector, rejection)),
@@ -206,6 +209,7 @@ impl CheckDraft {
             }
         }
         if alternatives.is_empty() {
+            // The failure policy of each decides, as if it were the only one.
             return missing.into_iter().try_for_each(|(selector, rejection)| {
                 self.fail_without_keys(config, selector, head, rejection)
             });

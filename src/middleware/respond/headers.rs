@@ -7,7 +7,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
 use super::{
     draft11::{self, Draft11},
     grpc_answer,
-    seconds::{milliseconds, retry_after, retry_after_date},
+    seconds::{from_epoch, http_date, milliseconds, retry_after},
     single_rule::{self, Reset, Shown, SingleRule},
 };
 use crate::{
@@ -336,7 +336,7 @@ impl Headers {
         match wait {
             Some(wait) => {
                 let is_long = self.style.dates_from.is_some_and(|from| wait >= from);
-                let date = is_long.then(|| retry_after_date(wait)).flatten();
+                let date = is_long.then(|| http_date(from_epoch(wait))).flatten();
                 let value = date.unwrap_or_else(|| retry_after(wait));
                 self.insert_wait(headers, value, wait);
             }

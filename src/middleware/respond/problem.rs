@@ -123,12 +123,14 @@ fn problem(rejection: &Rejection, status: StatusCode) -> String {
         "" => "about:blank",
         _ => TYPES,
     };
+    // Most texts fit, so that one allocation is enough.
     let mut json = String::with_capacity(ROOM);
     json.extend([r#"{"type":""#, types, kind, r#"","title":""#, title]);
     json.extend([r#"","status":"#, status.as_str()]);
     if let Some(detail) = detail(rejection, status) {
         json.push_str(r#","detail":""#);
         match detail {
+            // Letter by letter, a text of our own would cost more than the rest.
             Cow::Borrowed(plain) => json.push_str(plain),
             Cow::Owned(any) => push_escaped(&mut json, &any),
         }
@@ -136,6 +138,7 @@ fn problem(rejection: &Rejection, status: StatusCode) -> String {
     }
     if let Rejection::Denied(denial) | Rejection::NoSlot(denial) = rejection {
         json.push_str(r#","violated-policies":["#);
+        // Hidden policies are not among them: clients see neither their names nor that they exist.
         for (index, (name, _)) in violated(denial).iter().enumerate() {
             let separator = if index == 0 { "" } else { ", " };
             json.extend([separator, "\"", name, "\""]);

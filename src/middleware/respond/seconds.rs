@@ -5,11 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use http::HeaderValue;
 use httpdate::fmt_http_date;
 
-/// Whole seconds, rounded up: a client that returns early would be denied again.
-pub(super) const fn seconds(time: Duration) -> u64 {
-    let partial = time.subsec_nanos() > 0;
-    time.as_secs().saturating_add(partial as u64)
-}
+pub(super) use crate::domain::rule::seconds;
 
 /// Whole milliseconds, rounded up, and at least 1.
 pub(super) fn milliseconds(time: Duration) -> u64 {
@@ -22,13 +18,14 @@ pub(in crate::middleware) fn retry_after(wait: Duration) -> HeaderValue {
     HeaderValue::from(seconds(wait).max(1))
 }
 
-/// The value of `Retry-After` as an HTTP date by this machine's clock; `None` after the year 9999.
-pub(super) fn retry_after_date(wait: Duration) -> Option<HeaderValue> {
+/// The time so much from now by this machine's clock, in whole seconds since the Unix epoch, rounded up.
+pub(super) fn from_epoch(wait: Duration) -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    http_date(seconds(now.unwrap_or_default().saturating_add(wait)))
+    seconds(now.unwrap_or_default().saturating_add(wait))
 }
 
-fn http_date(since_epoch_s: u64) -> Option<HeaderValue> {
+/// The value of `Retry-After` as an HTTP date; `None` after the year 9999.
+pub(super) fn http_date(since_epoch_s: u64) -> Option<HeaderValue> {
     const YEAR_10_000_S: u64 = 253_402_300_800;
     let date = UNIX_EPOCH.checked_add(Duration::from_secs(since_epoch_s))?;
     let date = (since_epoch_s < YEAR_10_000_S).then(|| fmt_http_date(date))?;

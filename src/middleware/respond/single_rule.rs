@@ -1,11 +1,11 @@
 //! Headers that describe a single rule, of all or of each unit: `X-RateLimit-*`, and those of the draft's revisions 0 to 6.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use smallvec::SmallVec;
 
-use super::seconds::seconds;
+use super::seconds::{from_epoch, seconds};
 use crate::domain::{
     decision::{Decision, RuleUsage, Share},
     policy::Policy,
@@ -172,21 +172,12 @@ impl ShownRule {
             insert([LIMIT, REMAINING, RESET], time);
         }
         if let Some(kind) = style.x_rate_limit {
-            let time = self.time.map(|time| kind.after(time).into());
+            let time = self.time.map(match kind {
+                Reset::Delta => seconds,
+                Reset::Epoch => from_epoch,
+            });
+            let time = time.map(HeaderValue::from);
             insert([X_LIMIT, X_REMAINING, X_RESET], time);
-        }
-    }
-}
-
-impl Reset {
-    /// Whole seconds, rounded up, as this kind counts them.
-    fn after(self, time: Duration) -> u64 {
-        match self {
-            Self::Delta => seconds(time),
-            Self::Epoch => {
-                let now = SystemTime::now().duration_since(UNIX_EPOCH);
-                seconds(now.unwrap_or_default().saturating_add(time))
-            }
         }
     }
 }

@@ -11,7 +11,7 @@ use http::{StatusCode, response::Parts};
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
-use super::ending::{EndOutcome, RequestGuard};
+use super::request_guard::{EndOutcome, RequestGuard};
 
 pin_project! {
     /// The body of a response that a [`RateLimitLayer`](crate::RateLimitLayer) follows to its end. Frames, trailers and
@@ -41,16 +41,8 @@ impl<B: fmt::Debug> fmt::Debug for FollowedBody<B> {
 }
 
 /// Ends a body whose slot was lost.
-#[derive(Debug)]
-struct SlotLost;
-
-impl fmt::Display for SlotLost {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the slot of this response was lost, and another request may run in its place")
-    }
-}
-
-impl Error for SlotLost {}
+const SLOT_LOST: &str =
+    "the slot of this response was lost, and another request may run in its place";
 
 impl<B: Body> FollowedBody<B> {
     pub(super) fn new(head: &Parts, inner: B, mut ending: Option<RequestGuard>) -> Self {
@@ -126,7 +118,7 @@ where
         {
             *this.is_cut_off = true;
             finish(this.ending, EndOutcome::Failed);
-            return Poll::Ready(Some(Err(SlotLost.into())));
+            return Poll::Ready(Some(Err(SLOT_LOST.into())));
         }
         let frame = ready!(this.inner.as_mut().poll_frame(cx));
         match &frame {
