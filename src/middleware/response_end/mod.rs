@@ -4,11 +4,11 @@ use http::Response;
 use http_body::Body;
 
 mod body;
-mod ending;
+mod request_guard;
 
 pub use body::FollowedBody;
-pub(super) use ending::{AtEnd, Followed};
-pub use ending::{EndOutcome, RequestGuard, ResponseEnd};
+pub(super) use request_guard::{AtEnd, Followed};
+pub use request_guard::{EndOutcome, RequestGuard, ResponseEnd};
 
 /// How far a layer follows its responses: [`AtHead`], the default, or [`ToBodyEnd`].
 ///
