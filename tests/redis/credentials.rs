@@ -97,6 +97,9 @@ impl<'a> Rotating<'a> {
         };
         let (stories, ()) = futures::join!(join_all(users.iter().map(story)), rotate);
         for (admitted, longest) in stories {
+            println!(
+                "{rotations} rotations: the longest gap {longest:?}, {admitted} of {LIMIT} admitted"
+            );
             assert!(admitted <= LIMIT, "{admitted}");
             assert!(longest < SOON, "a gap of {longest:?}");
         }
@@ -221,6 +224,25 @@ async fn connections_log_in_again_before_a_password_ends_and_stay_if_that_is_ref
 }
 
 #[tokio::test]
+async fn a_connection_that_is_lost_while_the_source_fails_logs_in_with_the_password_that_still_holds()
+ {
+    let server = Server::start();
+    let (url, asks) = counted(&server, |ask| match ask {
+        0 => Ok(sesame().valid_for(10 * SOON)),
+        _ => Err("the vault is sealed".to_owned()),
+    });
+    let limiter = patient(RedisStore::connect(url).await.unwrap());
+    let has_failed = async || {
+        sleep(Duration::from_millis(1)).await;
+        asks.load(Ordering::Relaxed) == 2
+    };
+    until("the source has failed", has_failed).await;
+    server.run::<u64>("CLIENT KILL USER limiter");
+    take(&limiter, &api("9/1d"), "alice").await;
+    assert_eq!(server.calls("auth"), 2);
+}
+
+#[tokio::test]
 async fn a_source_that_fails_or_panics_is_warned_about_once_and_asked_again() {
     for panics in [false, true] {
         let (trace, _guard) = traced_here();
@@ -280,7 +302,7 @@ async fn a_source_that_fails_or_panics_is_warned_about_once_and_asked_again() {
 }
 
 #[tokio::test]
-async fn nobody_waits_longer_than_the_timeout_for_a_source_that_hangs_and_it_is_asked_once() {
+async fn no_caller_waits_longer_than_the_timeout_for_a_source_that_hangs_and_it_is_asked_once() {
     let server = Server::start();
     let asks = Arc::new(AtomicU32::new(0));
     let counter = Arc::clone(&asks);

@@ -29,8 +29,8 @@ async fn a_ping_decides_at_each_primary_or_says_what_is_missing() {
             .to_string()
             .contains("right `+evalsha`")
     );
-    let nobody = RedisStore::connect_lazy("redis://127.0.0.1:1").unwrap();
-    assert_eq!(kind(nobody.ping().await), Some(StoreErrorKind::Unavailable));
+    let absent = RedisStore::connect_lazy("redis://127.0.0.1:1").unwrap();
+    assert_eq!(kind(absent.ping().await), Some(StoreErrorKind::Unavailable));
     let parrot = Parrot::start(server.address());
     server.run::<()>("CONFIG SET maxmemory 0");
     let store = RedisStore::sentinel([parrot.url()], NAME).await.unwrap();

@@ -79,6 +79,8 @@ pub(super) struct Login {
     is_spent: AtomicBool,
 }
 
+type Outcome = RedisResult<Arc<Login>>;
+
 /// What servers last said to answers of the source.
 #[derive(Default)]
 struct Verdicts {
@@ -162,8 +164,9 @@ impl Logins {
             && tokio::time::timeout_at(at, &mut over).await.is_err()
         {
             next = Some(Instant::now() + ASK_PAUSE);
-            let Ok(login) = self.current().await else {
-                continue;
+            let login = match self.current().await {
+                Ok(login) if login.is_usable(4) => login,
+                _ => continue,
             };
             let sent = self.send(&login, &mut connection, &server);
             if within(CONNECT_TIMEOUT, sent).await.is_ok() {
@@ -194,40 +197,36 @@ impl Logins {
     }
 
     /// The latest answer of the source, or its next if that is used up.
-    pub(super) async fn current(self: &Arc<Self>) -> RedisResult<Arc<Login>> {
+    pub(super) async fn current(self: &Arc<Self>) -> Outcome {
         loop {
-            let will_do = |asked: Instant, outcome: &RedisResult<Arc<Login>>| match outcome {
+            let will_do = |asked: Instant, outcome: &Outcome| match outcome {
                 Ok(login) => login.is_usable(4),
                 Err(_) => asked.elapsed() < ASK_PAUSE,
             };
-            self.asks.start_unless(will_do, || Arc::clone(self).ask());
+            let before = self.asks.latest().outcome.clone();
+            self.asks
+                .start_unless(will_do, || Arc::clone(self).ask(before));
             if let Some((_, outcome)) = self.asks.outcome().await {
                 return outcome;
             }
         }
     }
 
-    async fn ask(self: Arc<Self>) -> RedisResult<Arc<Login>> {
+    async fn ask(self: Arc<Self>, before: Option<Outcome>) -> Outcome {
         let (asked, logins) = (Instant::now(), Arc::clone(&self));
         let given = background::caught(async move { (logins.source)().await });
         let given = within(CONNECT_TIMEOUT, async { Ok(given.await) }).await;
         let given = given.and_then(|given| given.and_then(|it| it).map_err(no_credentials));
-        // The answer of before serves to its end.
-        let credentials = match given {
-            Ok(credentials) => credentials,
-            Err(error) => return self.still_valid().ok_or(error),
-        };
-        Ok(Arc::new(Login {
-            credentials,
-            asked,
-            is_spent: AtomicBool::new(false),
-        }))
-    }
-
-    /// The latest answer, unless its time is over or unknown, or a server refuses it.
-    fn still_valid(&self) -> Option<Arc<Login>> {
-        let latest = self.asks.latest().outcome.clone()?.ok()?;
-        (latest.end_of(5).is_some() && latest.is_usable(5)).then_some(latest)
+        match (given, before) {
+            (Ok(credentials), _) => Ok(Arc::new(Login {
+                credentials,
+                asked,
+                is_spent: AtomicBool::new(false),
+            })),
+            // The answer of before serves to its end, if that is known.
+            (_, Some(Ok(login))) if login.end_of(5).is_some() && login.is_usable(5) => Ok(login),
+            (Err(error), _) => Err(error),
+        }
     }
 }
 

@@ -87,7 +87,7 @@ pub(super) struct Connection {
 
 impl Connection {
     /// Waits for a first answer, since the system accepts connections for a server that is stopped. An error reply is
-    /// enough, unless the server lets nobody in with it.
+    /// enough, unless the server lets no client in.
     ///
     /// # Panics
     ///
