@@ -1,25 +1,22 @@
 //! [`Ballot`]: the addresses that sentinels name.
 
+use std::collections::BTreeMap;
+
 /// A host and a port.
 pub(super) type Address = (String, u16);
 
 /// Counts the sentinels that name each address.
 pub(super) struct Ballot {
     voters: usize,
-    named: Vec<Candidate>,
-}
-
-struct Candidate {
-    address: Address,
-    votes: usize,
-    tried: bool,
+    /// How many name an address, and whether it was tried.
+    named: BTreeMap<Address, (usize, bool)>,
 }
 
 impl Ballot {
     pub(super) fn new(voters: usize) -> Self {
         Self {
             voters,
-            named: Vec::new(),
+            named: BTreeMap::new(),
         }
     }
 
@@ -28,27 +25,16 @@ impl Ballot {
     }
 
     pub(super) fn add(&mut self, address: Address) {
-        let known = self.named.iter_mut().find(|it| it.address == address);
-        match known {
-            Some(known) => known.votes += 1,
-            None => self.named.push(Candidate {
-                address,
-                votes: 1,
-                tried: false,
-            }),
-        }
+        self.named.entry(address).or_default().0 += 1;
     }
 
     /// The next address to try: the address that most sentinels name, or, when all have answered, the one named most
     /// often.
     pub(super) fn next(&mut self, all_answered: bool) -> Option<Address> {
-        let rest = self.named.iter_mut().filter(|candidate| !candidate.tried);
-        let best = rest.max_by_key(|candidate| candidate.votes)?;
-        if !all_answered && 2 * best.votes <= self.voters {
-            return None;
-        }
-        best.tried = true;
-        Some(best.address.clone())
+        let rest = self.named.iter_mut().filter(|(_, (_, tried))| !tried);
+        let (address, (votes, tried)) = rest.max_by_key(|(_, (votes, _))| *votes)?;
+        *tried = all_answered || 2 * *votes > self.voters;
+        tried.then(|| address.clone())
     }
 }
 

@@ -1,6 +1,7 @@
 //! [`Sentinels`] as a source of connections: they find the primary.
 
 use std::{
+    future::ready,
     pin::Pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
@@ -139,23 +140,17 @@ impl Sentinels {
         is_due
     }
 
-    /// Whether most sentinels name a different primary from the one in use.
+    /// Whether most sentinels name other primaries than the one in use.
     async fn name_another(&self) -> bool {
-        let mut under_way = self.ask();
-        let mut ballot = Ballot::new(self.sentinels.len());
-        let named = timeout(PRIMARY_CHECK_INTERVAL, async {
-            while let Some(answer) = under_way.next().await {
-                if let Answer::Named(Ok(address)) = answer {
-                    ballot.add(address);
-                }
-                if let Some(named) = ballot.next(false) {
-                    return Some(named);
-                }
-            }
-            None
-        });
-        let named = named.await.ok().flatten();
-        named.is_some() && named != *self.found()
+        let found = self.found().clone();
+        let is_other = |answer: &Answer| {
+            ready(matches!(answer, Answer::Named(Ok(named)) if found.as_ref() != Some(named)))
+        };
+        let most = self.sentinels.len() / 2 + 1;
+        let others = self.ask().filter(is_other).take(most).count();
+        timeout(PRIMARY_CHECK_INTERVAL, others)
+            .await
+            .is_ok_and(|others| others == most)
     }
 
     fn found(&self) -> MutexGuard<'_, Option<Address>> {
