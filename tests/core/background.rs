@@ -12,7 +12,7 @@ fn limiter(store: impl Store) -> Limiter {
 }
 
 fn jobs() -> Policy {
-    policy("jobs", "1/1h@concurrent")
+    policy("jobs", "1/12s@concurrent")
 }
 
 async fn take(limiter: &Limiter) -> Option<Slot> {
@@ -50,8 +50,10 @@ fn a_return_that_was_surely_not_sent_is_made_again_when_its_runtime_has_ended() 
         _ => Fate::Answered,
     });
     let limiter = limiter(store);
+    let begun = std::time::Instant::now();
     runtime().block_on(async { drop(take(&limiter).await.unwrap()) });
     finish(&limiter);
+    assert!(begun.elapsed() < ms(9_000), "it has not expired");
     runtime().block_on(async { assert!(take(&limiter).await.is_some()) });
 }
 

@@ -61,54 +61,30 @@ fn a_fast_path_changes_nothing_about_values_that_cannot_be_read() {
 /// Whatever the other keys hold: they are new, or have room, or steps of theirs are due; and whichever rule denies.
 #[tokio::test]
 async fn a_check_that_one_of_three_keys_denies_has_the_same_answer_without_the_fast_path() {
-    let policies = [
-        "9/1m",
-        "99/1s,99/1m,99/1h",
-        "70000/1m,70000/1h",
-        "9+9/1s@bucket",
-        "9/1m@fixed",
-        "9/month@UTC,9/1m",
-        "9/30s@concurrent",
-    ];
-    let denials = [
-        "1/1s,9/1m,9/1h",
-        "9/1s,9/1m,1/1h",
-        "1/1s,1/1m,1/1h",
-        "9/1s,1/1m,9/1h",
-        "0/1m",
-    ];
-    for (n, other) in policies.iter().enumerate() {
-        for denial in denials {
+    let policies = "9/1m;99/1s,99/1m,99/1h;70000/1m,70000/1h;9+9/1s@bucket;9/1m@fixed;\
+        9/month@UTC,9/1m;9/30s@concurrent";
+    let denials = "1/1s,9/1m,9/1h;9/1s,9/1m,1/1h;1/1s,1/1m,1/1h;9/1s,1/1m,9/1h;0/1m";
+    for (n, other) in policies.split(';').enumerate() {
+        for denial in denials.split(';') {
             let (with, without) = (LuaServer::new(), LuaServer::new());
             let (plain, clock) = plain(&without);
             let fast = RedisStore::from_connection(with.clone()).clock(clock.clone());
-            let other = Policy::parse("other", other).unwrap();
-            let denial = Policy::parse("denial", denial).unwrap();
+            let (other, denial) = (policy("other", other), policy("denial", denial));
             let charge = |policy: &Policy, name: &str| {
                 Charge::new(policy, Key::new("user", format!("{name}-{n}")), 1)
             };
             clock.set(START_MS);
             for gap_ms in [0, 0, 20, 1_500, 70_000] {
                 move_clock(&clock, gap_ms);
-                let check = Check::new([
-                    charge(&other, "first"),
-                    charge(&denial, "second"),
-                    charge(&other, &format!("third-{gap_ms}")),
-                ]);
-                let (check, alone) = (
-                    check.unwrap(),
-                    Check::new([charge(&other, "first")]).unwrap(),
-                );
-                for check in [&check, &alone, &check] {
-                    let came = (
-                        fast.check(check).await.unwrap(),
-                        plain.check(check).await.unwrap(),
-                    );
-                    assert_eq!(
-                        format!("{:?}", came.0),
-                        format!("{:?}", came.1),
-                        "{other}, {denial}"
-                    );
+                let (first, second) = (charge(&other, "first"), charge(&denial, "second"));
+                let third = charge(&other, &format!("third-{gap_ms}"));
+                let alone = Check::new([first.clone()]).unwrap();
+                let all = Check::new([first, second, third]).unwrap();
+                for check in [&all, &alone, &all] {
+                    let said = async |store: &RedisStore| {
+                        format!("{:?}", store.check(check).await.unwrap())
+                    };
+                    assert_eq!(said(&fast).await, said(&plain).await, "{other}, {denial}");
                     assert_eq!(kept(&with), kept(&without), "{other}, {denial}");
                 }
             }
@@ -116,13 +92,16 @@ async fn a_check_that_one_of_three_keys_denies_has_the_same_answer_without_the_f
     }
 }
 
-/// Plays a history with the fast path and without it; after each step the servers keep the same.
+/// Plays a history with the fast path and without; after each step the servers keep the same.
 fn changes_nothing(histories: impl Strategy<Value = History>) {
     let runtime = support::runtime();
+    let (with, without) = (LuaServer::new(), LuaServer::new().plain());
     proptest!(few_cases(), |(history in histories)| {
-        let (with, without) = (LuaServer::new(), LuaServer::new());
-        let (plain, clock) = plain(&without);
-        let fast = RedisStore::from_connection(with.clone()).clock(clock.clone());
+        with.clear();
+        without.clear();
+        let clock = ManualClock::new(0);
+        let store = |server: &LuaServer| RedisStore::from_connection(server.clone()).clock(clock.clone());
+        let (fast, plain) = (store(&with), store(&without));
         let spoil = |server: &LuaServer, policy: &str, key: &Key, spoiled| {
             server.spoil(policy, key, spoiled);
         };
@@ -136,7 +115,9 @@ fn changes_nothing(histories: impl Strategy<Value = History>) {
             let came = runtime.block_on(async { (fast.come(&step.act).await, plain.come(&step.act).await) });
             let (what, now_ms) = (&step.act, clock.now_ms());
             prop_assert!(came.0 == came.1, "step {index} at {now_ms}, {what:?}: {:?}", came);
-            prop_assert_eq!(kept(&with), kept(&without), "step {} at {}: {:?}", index, now_ms, what);
+            if with.all() != without.all() {
+                prop_assert_eq!(kept(&with), kept(&without), "step {} at {}: {:?}", index, now_ms, what);
+            }
         }
     });
 }

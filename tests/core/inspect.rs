@@ -19,10 +19,11 @@ fn on_each(
     histories: impl Strategy<Value = History>,
     holds: &impl AsyncFn(&RedisStore, &ManualClock, &History),
 ) {
-    let runtime = support::runtime();
+    let (server, runtime) = (LuaServer::new(), support::runtime());
     proptest!(config.clone(), |(history in histories)| {
+        server.clear();
         let clock = ManualClock::new(0);
-        let store = RedisStore::from_connection(LuaServer::new()).clock(clock.clone());
+        let store = RedisStore::from_connection(server.clone()).clock(clock.clone());
         runtime.block_on(holds(&store, &clock, &history));
     });
 }

@@ -114,10 +114,12 @@ fn an_operation_on_a_value_that_cannot_be_read_fails_alone() {
     agrees_apart(spoiled_calls());
 }
 
+/// The script is compiled once for all histories.
 fn agrees_apart(histories: impl Strategy<Value = History>) {
-    let runtime = support::runtime();
+    let (server, runtime) = (LuaServer::new(), support::runtime());
     proptest!(few_cases(), |(history in histories)| {
-        let (server, clock) = (LuaServer::new(), ManualClock::new(0));
+        server.clear();
+        let clock = ManualClock::new(0);
         let script = RedisStore::from_connection(server.clone()).clock(clock.clone());
         let memory = MemoryStore::new().clock(clock.clone());
         let spoil = |policy: &str, key: &Key, spoiled: Spoiled| {
@@ -132,9 +134,11 @@ fn agrees_apart(histories: impl Strategy<Value = History>) {
 }
 
 fn agrees(histories: impl Strategy<Value = History>) {
-    let runtime = support::runtime();
+    let (server, runtime) = (LuaServer::new(), support::runtime());
     proptest!(|(history in histories)| {
-        let (script, clock) = store();
+        server.clear();
+        let clock = ManualClock::new(0);
+        let script = RedisStore::from_connection(server.clone()).clock(clock.clone());
         let memory = MemoryStore::new().clock(clock.clone());
         runtime.block_on(agree(&script, &memory, &clock, &history));
     });

@@ -6,47 +6,16 @@ use std::{
 };
 
 /// A folder is measured as a whole, with its pages, Rust files and Lua files.
-const PLACES: &[&str] = &[
-    "docs/guide",
-    "benches",
-    "cli/src",
-    "cli/tests",
-    "examples",
-    "lua",
-    "src",
-    "tests/support",
-    "tests/core",
-    "tests/faults",
-    "tests/http",
-    "tests/pages",
-    "tests/redis",
-    "ARCHITECTURE.md",
-    "CHANGELOG.md",
-    "CONTRIBUTING.md",
-    "README.md",
-    "SECURITY.md",
-    "cli/README.md",
-    "docs/accuracy.md",
-    "docs/scaling.md",
-];
+const PLACES: &str = "docs/guide benches cli/src cli/tests examples lua src tests/support tests/core tests/faults \
+    tests/http tests/pages tests/redis ARCHITECTURE.md CHANGELOG.md CONTRIBUTING.md README.md SECURITY.md \
+    cli/README.md docs/accuracy.md docs/scaling.md";
 
 /// Words, and at most how many of them in ten thousand.
-const LIMITS: &[(&[&str], usize)] = &[
-    (
-        &[
-            "who",
-            "whom",
-            "whose",
-            "whoever",
-            "what",
-            "whatever",
-            "whichever",
-        ],
-        25,
-    ),
-    (&["told", "tell", "tells", "telling"], 2),
-    (&["heed", "heeds", "heeded", "anew", "nobody"], 2),
-    (&["it", "its", "itself"], 140),
+const LIMITS: [(&str, usize); 4] = [
+    ("who whom whose whoever what whatever whichever", 25),
+    ("told tell tells telling", 2),
+    ("heed heeds heeded anew nobody", 2),
+    ("it its itself", 140),
 ];
 
 fn files(place: &Path) -> Vec<PathBuf> {
@@ -90,16 +59,18 @@ fn words(path: &Path) -> Vec<String> {
 #[test]
 fn prose_keeps_to_plain_words() {
     let mut broken = Vec::new();
-    for place in PLACES {
+    for place in PLACES.split_whitespace() {
         let files = files(&crate::root().join(place));
         let all: Vec<String> = files.iter().flat_map(|file| words(file)).collect();
         assert!(all.len() > 100, "{place} has {} words of prose", all.len());
         for (listed, limit) in LIMITS {
-            let found = all.iter().filter(|it| listed.contains(&it.as_str()));
+            let found = all
+                .iter()
+                .filter(|it| listed.split(' ').any(|word| word == *it));
             // A short page may have one.
             let (found, most) = (found.count(), (limit * all.len() / 10_000).max(1));
             if found > most {
-                broken.push(format!("{place}: {}: {found}, at most {most}", listed[0]));
+                broken.push(format!("{place}: {listed}: {found}, at most {most}"));
             }
         }
     }
