@@ -1,55 +1,8 @@
 //! Proves that the parts that reduce the load on Redis compose: denials that are cached, over leases over shared calls.
 
-use proptest::prelude::*;
-use support::{
-    history::*,
-    promise::{admitted, assert_promise},
-    served::fresh,
-};
+use support::served::fresh;
 
 use crate::prelude::*;
-
-mod leases {
-    use super::*;
-
-    support::contract!(apart new);
-    support::contracts!(new: calls blocks kinds);
-
-    async fn new() -> (Leases, ManualClock) {
-        let (store, clock) = Served::start().await;
-        (leased(store, &clock), clock)
-    }
-}
-
-/// Leases of units that are charged in Redis, as of another process over the same server.
-fn leased(store: impl Store, clock: &ManualClock) -> Leases {
-    Leases::new(store).clock(clock.clone())
-}
-
-#[tokio::test]
-async fn a_store_with_leases_agrees_with_the_vectors() {
-    let server = Server::start();
-    let store = async || {
-        let (store, clock) = fresh(&server).await;
-        (leased(store, &clock), clock)
-    };
-    replay_all(store).await;
-}
-
-#[test]
-fn no_span_of_a_window_holds_more_than_the_limit() {
-    let server = Server::start();
-    let runtime = support::runtime();
-    proptest!(few_cases(), |(steady in steady(), hot in hot())| {
-        runtime.block_on(async {
-            for history in [steady, hot] {
-                let (store, clock) = fresh(&server).await;
-                let [first, second] = [(); 2].map(|()| leased(store.clone(), &clock));
-                assert_promise(&history, &admitted(&[&first, &second], &clock, &history).await);
-            }
-        });
-    });
-}
 
 #[tokio::test]
 async fn two_processes_admit_exactly_the_limit_with_few_calls() {
@@ -58,7 +11,8 @@ async fn two_processes_admit_exactly_the_limit_with_few_calls() {
         let (store, clock) = fresh(&server).await;
         clock.set(START_MS);
         let processes = [(); 2].map(|()| {
-            let limiter = patient(leased(store.clone(), &clock)).cache_denials(caches);
+            let limiter =
+                patient(Leases::new(store.clone()).clock(clock.clone())).cache_denials(caches);
             limiter.denial_clock(clock.clone())
         });
         let policy = policy("p", "5000/1h");

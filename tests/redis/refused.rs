@@ -3,8 +3,8 @@
 
 use std::fs;
 
-use sluicegate::observe::{Event, Observer};
-use support::served::SLOTS_RIGHTS;
+use sluicegate::observe::Event;
+use support::{log::Log, served::SLOTS_RIGHTS};
 use tempfile::TempDir;
 
 use crate::prelude::*;
@@ -137,21 +137,19 @@ async fn a_missing_right_fails_its_operation_alone_and_says_whether_a_write_came
 }
 
 /// The number of refusals, and how often the breaker opened.
-#[derive(Clone, Default)]
-struct Seen(Arc<(AtomicU64, AtomicU64)>);
-
-impl Observer for Seen {
-    fn on_event(&self, event: &Event<'_>) {
-        match event {
-            Event::Error { error, .. } if error.kind() == StoreErrorKind::Refused => {
-                self.0.0.fetch_add(1, Ordering::Relaxed);
-            }
-            Event::BreakerOpened { .. } => {
-                self.0.1.fetch_add(1, Ordering::Relaxed);
-            }
-            _ => {}
-        }
-    }
+fn counting() -> (Arc<[AtomicU64; 2]>, Log) {
+    let counts = Arc::<[AtomicU64; 2]>::default();
+    let counted = Arc::clone(&counts);
+    let log = Log::of(move |event| {
+        let place = match event {
+            Event::Error { error, .. } if error.kind() == StoreErrorKind::Refused => 0,
+            Event::BreakerOpened { .. } => 1,
+            _ => return None,
+        };
+        counted[place].fetch_add(1, Ordering::Relaxed);
+        None
+    });
+    (counts, log)
 }
 
 /// Made-up users at full speed, before and after `begin`. Users at their limits stay denied, and the breaker closed.
@@ -160,11 +158,11 @@ async fn users_at_their_limits_stay_denied(server: &Server, begin: &str) -> (u64
     const FLOOD: u64 = 16;
     const USERS: u64 = 20;
     const TIMEOUT: Duration = Duration::from_millis(300);
-    let (seen, logins) = (Seen::default(), policy("login", "5/10m"));
+    let ((seen, log), logins) = (counting(), policy("login", "5/10m"));
     let limiter = support::limiter(connect(server).await)
         .timeout(TIMEOUT)
         .on_failure(FailurePolicy::Open)
-        .observer(seen.clone());
+        .observer(log);
     for user in 0..USERS {
         for _ in 0..5 {
             assert!(take(&limiter, &logins, user).await.is_allowed());
@@ -185,7 +183,7 @@ async fn users_at_their_limits_stay_denied(server: &Server, begin: &str) -> (u64
         })
     });
     let floods: Vec<_> = floods.collect();
-    let refusals = || seen.0.0.load(Ordering::Relaxed);
+    let refusals = || seen[0].load(Ordering::Relaxed);
     // A breaker that counts refusals opens after five in a row, at most one in each half of the timeout.
     let mut first = None;
     until("nothing but refusals came for a while", async || {
@@ -209,7 +207,7 @@ async fn users_at_their_limits_stay_denied(server: &Server, begin: &str) -> (u64
     let made = (connections() - before, start.elapsed());
     assert!(refusals() > asked, "{}", refusals());
     assert!(passed * 100 <= asked, "{passed} of {asked} have passed");
-    let opened = seen.0.1.load(Ordering::Relaxed);
+    let opened = seen[1].load(Ordering::Relaxed);
     assert_eq!(opened, 0, "the breaker has opened");
     made
 }

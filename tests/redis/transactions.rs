@@ -25,20 +25,6 @@ mod without_rights_to_scripts {
     support::kinds!(start);
 }
 
-mod under_leases {
-    use super::*;
-
-    support::contract!(apart new);
-    support::calls!(new);
-    support::blocks!(new);
-    support::kinds!(new);
-
-    async fn new() -> (Leases, ManualClock) {
-        let (store, clock): (Served<Arc<Server>, TransactionStore>, _) = start().await;
-        (Leases::new(store).clock(clock.clone()), clock)
-    }
-}
-
 /// The rights that the documentation of `store::redis::transactions` gives a user: `acl` tests them.
 pub(crate) const RIGHTS: [&str; 8] = [
     "~sluicegate:*",
