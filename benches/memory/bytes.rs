@@ -128,7 +128,7 @@ fn version(server: &Server) -> String {
     line.unwrap().to_owned()
 }
 
-/// What `act` keeps, for each of so many.
+/// The bytes that `act` keeps, for each of so many.
 fn kept(number: u64, act: impl FnOnce()) -> u64 {
     u64::try_from(measure(act).bytes_current).unwrap() / number
 }
@@ -209,7 +209,7 @@ fn jobs() -> Policy {
     Policy::parse("jobs", "1000000/10m@concurrent").unwrap()
 }
 
-/// Of this process: the slot, the counts of a store in memory, and what renews it.
+/// Of this process: the slot, its renewal, and the counts of a store in memory.
 fn slot(runtime: &Runtime, limiter: &Limiter) -> u64 {
     let jobs = jobs();
     let mut held = Vec::with_capacity(usize::try_from(SLOTS).unwrap());
@@ -278,7 +278,7 @@ impl<F: Future, C: Fn(u64) -> F> Waiting<F, C> {
     }
 }
 
-/// Of this process, with the store whose only one it is; and of Redis.
+/// Of this process, with a store and a limiter; and of Redis.
 fn connection(runtime: &Runtime, server: &Server) -> (u64, u64) {
     let connected = || {
         let clients: String = server.run("CLIENT LIST");

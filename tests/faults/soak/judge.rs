@@ -40,7 +40,7 @@ impl Window {
         most
     }
 
-    /// Forgets what meets no later step in a window.
+    /// Forgets the steps that no later step meets in a window.
     fn forget(&mut self, window_ms: u64) {
         let newest = self.steps.last_key_value().map_or(0, |(end, _)| *end);
         // Some answers come late.
@@ -150,7 +150,7 @@ impl Tally {
         std::mem::take(&mut self.server_decides)
     }
 
-    /// Returns what was admitted above a limit.
+    /// Returns each rule that admitted more than its limit.
     pub(super) fn judge(&mut self) -> Vec<String> {
         let mut over = Vec::new();
         for (counted, window) in &mut self.windows {

@@ -58,8 +58,8 @@ fn an_hour_of_mixed_traffic_exceeds_no_limit_and_leaves_nothing_behind() {
         };
         let row = stage.run(&runtime, &mut place, &store, &tally);
         eprintln!("{:>2} of {stages}: {row}", number + 1);
-        let whose = format!("stage {}: ", number + 1);
-        complaints.extend(row.complaints(first.as_ref()).map(|it| whose.clone() + it));
+        let stage = format!("stage {}: ", number + 1);
+        complaints.extend(row.complaints(first.as_ref()).map(|it| stage.clone() + it));
         // The process grows to its size while it meets each setting.
         if number == 3 {
             first = Some(row.left);

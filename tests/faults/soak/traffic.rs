@@ -26,7 +26,7 @@ use crate::run::WORKER;
 /// Of each key.
 pub(super) const SLOTS: u64 = 5;
 
-/// What reloads set in turn.
+/// The rules that reloads set in turn.
 const RULES: [[&str; 2]; 3] = [
     ["20/1s,90/10s,300/1m", "30/2s@exact,400/1m"],
     ["15/1s,90/10s,300/1m", "24/2s@exact,400/1m"],
@@ -47,7 +47,7 @@ const PACE: Duration = Duration::from_millis(10);
 #[derive(Clone)]
 pub(super) struct Traffic {
     limiter: Limiter,
-    /// Denies what the server cannot decide: slots of this process would count apart.
+    /// Denies while the server cannot decide: slots of this process would count apart.
     closed: Limiter,
     tally: Arc<Mutex<Tally>>,
     is_over: Arc<AtomicBool>,
@@ -171,7 +171,7 @@ impl Traffic {
         }
     }
 
-    /// Each response has a slot and costs what its handler meters.
+    /// Each response costs the units that its handler meters.
     fn metered(&self) -> HttpService {
         let layer = RateLimitLayer::new(self.limiter.clone())
             .limit(self.tokens.clone(), Header::new("x-api-key"))
