@@ -223,22 +223,6 @@ async fn every_other_reason_not_to_let_a_connection_in_is_named() {
     is_refused(&old, AccessDenied, message).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn threads_that_read_the_reason_early_do_not_lose_it() {
-    let url = listen(|mut client| async move {
-        let _ = client
-            .write_all(b"-ERR max number of clients reached\r\n")
-            .await;
-    });
-    let url = url.await;
-    for url in [url.clone(), url.replace("//", "//:sesame@")] {
-        for _ in 0..200 {
-            let error = RedisStore::connect(url.as_str()).await.unwrap_err();
-            says(&error, Unavailable, NO_ROOM);
-        }
-    }
-}
-
 #[tokio::test]
 async fn sentinels_and_nodes_without_a_free_connection_are_said_to_have_none() {
     let full = answering("-ERR max number of clients reached", true).await;

@@ -3,19 +3,17 @@
 use std::{mem, net::SocketAddr, sync::Arc, time::Duration};
 
 use redis::{
-    Client, ConnectionAddr, ConnectionInfo, ProtocolVersion, RedisConnectionInfo, RedisError,
-    RedisFuture, RedisResult,
+    Client, ConnectionAddr, ConnectionInfo, ProtocolVersion, RedisConnectionInfo, RedisFuture,
+    RedisResult,
     aio::MultiplexedConnection,
     cmd,
     io::{AsyncDNSResolver, tcp::socket2::TcpKeepalive},
 };
-use tokio::{io::AsyncReadExt, net::TcpStream, time::timeout};
 
 use super::{
     Connection,
     login::{Logins, authenticate},
     source::{Source, config},
-    timeout::LOST_AFTER,
 };
 
 /// How often the system probes an idle connection. Firewalls and NATs silently forget connections that are idle for
@@ -138,30 +136,8 @@ impl Target {
 
 impl Source for Target {
     fn connect(&self) -> RedisFuture<'_, Connection> {
-        Box::pin(async {
-            let target = self.to_dial();
-            match target.open().await {
-                Err(error) if error.is_connection_dropped() => {
-                    Err(last_words(target.addr()).await.unwrap_or(error))
-                }
-                opened => opened,
-            }
-        })
+        Box::pin(async { self.to_dial().open().await })
     }
-}
-
-/// The reason that a server gives when it closes a new connection. redis-rs drops it if it comes before the first command
-/// is sent, so this dials once more. Over TLS a server gives none.
-async fn last_words(addr: &ConnectionAddr) -> Option<RedisError> {
-    let ConnectionAddr::Tcp(host, port) = addr else {
-        return None;
-    };
-    let mut stream = TcpStream::connect((&**host, *port)).await.ok()?;
-    let mut words = [0; 256];
-    let read = timeout(LOST_AFTER, stream.read(&mut words));
-    let length = read.await.ok()?.ok()?;
-    let words = redis::parse_redis_value(&words[..length]).ok()?;
-    words.extract_error().err()
 }
 
 /// Finds the addresses of this host for a connection that TLS checks under another name.
