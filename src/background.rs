@@ -15,7 +15,7 @@ use std::{
     pin::{Pin, pin},
     process,
     sync::{
-        Arc, OnceLock,
+        Arc, LazyLock, OnceLock,
         atomic::{
             AtomicBool, AtomicUsize,
             Ordering::{AcqRel, Acquire, Relaxed},
@@ -159,7 +159,8 @@ impl BackRoom {
         }
     }
 
-    fn start(&self, work: Work) {
+    /// Begins work in the thread that is counted already, or lets it go on there.
+    pub(crate) fn start(&self, work: Work) {
         let here = || Handle::try_current().ok();
         let own = self.is_here.load(Relaxed).then(here).flatten();
         // Without the thread, the work is done here, or dropped where there is no runtime.
@@ -169,10 +170,11 @@ impl BackRoom {
     }
 }
 
-/// Lets work go on in the thread that has begun in a runtime, or begins it there.
+/// Begins work in the thread for all stores of the process together.
 #[cfg(feature = "redis")]
 pub(crate) fn spawn(work: impl Future<Output = ()> + Send + 'static) {
-    Arc::<BackRoom>::default().spawn(work);
+    static ROOM: LazyLock<Arc<BackRoom>> = LazyLock::new(Arc::default);
+    ROOM.spawn(work);
 }
 
 /// Polls a job once in the caller's runtime. A job that panics has ended.

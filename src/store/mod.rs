@@ -167,14 +167,11 @@ pub type CallFuture = StoreFuture<Vec<Result<Reply, StoreError>>>;
 ///
 /// A store that answers without waiting allocates nothing for the future. One that has to wait may be polled by [another
 /// runtime](self#the-life-of-a-future) in the end.
-pub struct StoreFuture<T> {
-    answer: Answer<T>,
-    /// Set for an operation that may wait for its turn, unless it is one of a line.
-    sent: Option<Sent>,
-}
+pub struct StoreFuture<T>(Answer<T>);
 
 enum Answer<T> {
-    Any(MaybeReady<Result<T, StoreError>>),
+    /// With a mark, if the operation may wait for its turn.
+    Any(MaybeReady<Result<T, StoreError>>, Option<Sent>),
     #[cfg(feature = "redis")]
     Queued(Queued<T>),
 }
@@ -207,40 +204,34 @@ impl<T> StoreFuture<T> {
     }
 
     const fn any(answer: MaybeReady<Result<T, StoreError>>) -> Self {
-        Self {
-            answer: Answer::Any(answer),
-            sent: None,
-        }
+        Self(Answer::Any(answer, None))
     }
 
     /// The answer to an operation that waits in a line.
     #[cfg(feature = "redis")]
     pub(crate) const fn in_line(queued: Queued<T>) -> Self {
-        Self {
-            answer: Answer::Queued(queued),
-            sent: None,
-        }
+        Self(Answer::Queued(queued))
     }
 
     /// The same answer to an operation that may wait for its turn.
-    pub(crate) fn queued(mut self, sent: Option<Sent>) -> Self {
-        self.sent = sent;
-        self
+    pub(crate) fn queued(self, sent: Option<Sent>) -> Self {
+        match self.0 {
+            Answer::Any(answer, _) => Self(Answer::Any(answer, sent)),
+            #[cfg(feature = "redis")]
+            queued @ Answer::Queued(_) => Self(queued),
+        }
     }
 
     /// Takes the answer if it is ready.
     #[allow(clippy::result_large_err, reason = "the caller keeps the future")]
     pub(crate) fn into_ready(self) -> Result<Result<T, StoreError>, Self> {
-        let Self { answer, sent } = self;
-        let answer = match answer {
-            Answer::Any(answer) => match answer.into_ready() {
-                Ok(result) => return Ok(result),
-                Err(answer) => Answer::Any(answer),
-            },
+        match self.0 {
+            Answer::Any(answer, sent) => answer
+                .into_ready()
+                .map_err(|answer| Self(Answer::Any(answer, sent))),
             #[cfg(feature = "redis")]
-            queued @ Answer::Queued(_) => queued,
-        };
-        Err(Self { answer, sent })
+            queued @ Answer::Queued(_) => Err(Self(queued)),
+        }
     }
 
     /// Sets how long the caller waits, before it waits. A store that looks after that itself answers late by a few
@@ -250,8 +241,8 @@ impl<T> StoreFuture<T> {
         expect(unused_variables, reason = "only a store over a network has a line")
     )]
     pub(crate) const fn set_timeout(&mut self, timeout: Duration) {
-        match &mut self.answer {
-            Answer::Any(_) => {}
+        match &mut self.0 {
+            Answer::Any(..) => {}
             #[cfg(feature = "redis")]
             Answer::Queued(queued) => queued.set_timeout(timeout),
         }
@@ -259,8 +250,8 @@ impl<T> StoreFuture<T> {
 
     /// The end of the timeout that the store looks after, now that the caller waits.
     pub(crate) const fn deadline(&self) -> Option<Instant> {
-        match &self.answer {
-            Answer::Any(_) => None,
+        match &self.0 {
+            Answer::Any(..) => None,
             #[cfg(feature = "redis")]
             Answer::Queued(queued) => queued.deadline(),
         }
@@ -268,25 +259,17 @@ impl<T> StoreFuture<T> {
 
     /// Returns the mark by which the sender or a leaving caller decides whether the operation is sent.
     pub(crate) fn sent(&mut self) -> Option<&Sent> {
-        match &mut self.answer {
-            Answer::Any(_) => self.sent.as_ref(),
+        match &mut self.0 {
+            Answer::Any(_, sent) => sent.as_ref(),
             #[cfg(feature = "redis")]
             Answer::Queued(queued) => queued.sent(),
         }
     }
 
-    /// Lets the operation go with others that have this mark.
-    #[cfg(feature = "cluster")]
-    pub(crate) fn share(&mut self, sent: &Sent) {
-        if let Answer::Queued(queued) = &mut self.answer {
-            queued.share(sent);
-        }
-    }
-
     /// Sees to it that the operation is not sent, if it was not. Otherwise, the answer can still be waited for.
     pub(crate) fn is_never_sent(&mut self) -> bool {
-        match &mut self.answer {
-            Answer::Any(_) => self.sent.as_ref().is_some_and(Sent::leave),
+        match &mut self.0 {
+            Answer::Any(_, sent) => sent.as_ref().is_some_and(Sent::leave),
             #[cfg(feature = "redis")]
             Answer::Queued(queued) => queued.is_never_sent(),
         }
@@ -294,8 +277,8 @@ impl<T> StoreFuture<T> {
 
     /// Leaves, and says what becomes of the operation.
     pub(crate) fn leave(&mut self) -> Left<T> {
-        let is_over = match &self.answer {
-            Answer::Any(answer) => matches!(answer, MaybeReady::Ready(None)),
+        let is_over = match &self.0 {
+            Answer::Any(answer, _) => matches!(answer, MaybeReady::Ready(None)),
             #[cfg(feature = "redis")]
             Answer::Queued(queued) => queued.is_over(),
         };
@@ -324,18 +307,15 @@ impl<T: Send + 'static> StoreFuture<T> {
         change: impl FnOnce(Result<T, StoreError>) -> Result<U, StoreError> + Send + 'static,
     ) -> StoreFuture<U> {
         let sent = self.sent().cloned();
-        let answer = match self.answer {
-            Answer::Any(MaybeReady::Ready(result)) => MaybeReady::Ready(result.map(change)),
-            Answer::Any(MaybeReady::Pending(future)) => {
+        let answer = match self.0 {
+            Answer::Any(MaybeReady::Ready(result), _) => MaybeReady::Ready(result.map(change)),
+            Answer::Any(MaybeReady::Pending(future), _) => {
                 MaybeReady::pending(async { change(future.await) })
             }
             #[cfg(feature = "redis")]
             Answer::Queued(queued) => MaybeReady::pending(async { change(queued.await) }),
         };
-        StoreFuture {
-            answer: Answer::Any(answer),
-            sent,
-        }
+        StoreFuture(Answer::Any(answer, sent))
     }
 
     /// Waits for all answers at the same time.
@@ -368,8 +348,8 @@ impl<T> Future for StoreFuture<T> {
     ///
     /// When polled again after it was ready.
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        match &mut self.answer {
-            Answer::Any(answer) => {
+        match &mut self.0 {
+            Answer::Any(answer, _) => {
                 let result = ready!(Pin::new(&mut *answer).poll(cx));
                 *answer = MaybeReady::Ready(None);
                 Poll::Ready(result)
@@ -382,7 +362,7 @@ impl<T> Future for StoreFuture<T> {
 
 impl<T> fmt::Debug for StoreFuture<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ready = matches!(self.answer, Answer::Any(MaybeReady::Ready(_)));
+        let ready = matches!(self.0, Answer::Any(MaybeReady::Ready(_), _));
         f.debug_struct("StoreFuture")
             .field("ready", &ready)
             .finish_non_exhaustive()

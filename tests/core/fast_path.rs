@@ -18,7 +18,7 @@ mod without {
 
 fn plain(server: &LuaServer) -> (RedisStore, ManualClock) {
     let clock = ManualClock::new(0);
-    let store = RedisStore::from_connection(server.plain());
+    let store = server.plain().store();
     (store.clock(clock.clone()), clock)
 }
 
@@ -68,7 +68,7 @@ async fn a_check_that_one_of_three_keys_denies_has_the_same_answer_without_the_f
         for denial in denials.split(';') {
             let (with, without) = (LuaServer::new(), LuaServer::new());
             let (plain, clock) = plain(&without);
-            let fast = RedisStore::from_connection(with.clone()).clock(clock.clone());
+            let fast = with.store().clock(clock.clone());
             let (other, denial) = (policy("other", other), policy("denial", denial));
             let charge = |policy: &Policy, name: &str| {
                 Charge::new(policy, Key::new("user", format!("{name}-{n}")), 1)
@@ -100,7 +100,7 @@ fn changes_nothing(histories: impl Strategy<Value = History>) {
         with.clear();
         without.clear();
         let clock = ManualClock::new(0);
-        let store = |server: &LuaServer| RedisStore::from_connection(server.clone()).clock(clock.clone());
+        let store = |server: &LuaServer| server.store().clock(clock.clone());
         let (fast, plain) = (store(&with), store(&without));
         let spoil = |server: &LuaServer, policy: &str, key: &Key, spoiled| {
             server.spoil(policy, key, spoiled);

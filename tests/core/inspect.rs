@@ -23,7 +23,7 @@ fn on_each(
     proptest!(config.clone(), |(history in histories)| {
         server.clear();
         let clock = ManualClock::new(0);
-        let store = RedisStore::from_connection(server.clone()).clock(clock.clone());
+        let store = server.store().clock(clock.clone());
         runtime.block_on(holds(&store, &clock, &history));
     });
 }
@@ -55,8 +55,7 @@ fn what_is_read_foretells_what_the_script_decides() {
 /// A value of two rules with queues of steps.
 async fn written() -> (Vec<u8>, u64) {
     let (server, clock) = (LuaServer::new(), ManualClock::new(1_700_000_000_000));
-    let limiter =
-        support::limiter(RedisStore::from_connection(server.clone()).clock(clock.clone()));
+    let limiter = support::limiter(server.store().clock(clock.clone()));
     let policy = policy("p", "100/1m,1000/1d@fixed");
     for _ in 0..5 {
         clock.advance(Duration::from_secs(3));

@@ -5,7 +5,7 @@ use support::{history::*, lua::LuaServer, prelude::*, vectors::replay_all};
 
 fn store() -> (RedisStore, ManualClock) {
     let clock = ManualClock::new(0);
-    let store = RedisStore::from_connection(LuaServer::new());
+    let store = LuaServer::new().store();
     (store.clock(clock.clone()), clock)
 }
 
@@ -16,7 +16,7 @@ async fn the_script_agrees_with_the_vectors() {
 
 #[tokio::test]
 async fn the_script_reads_the_servers_clock() {
-    let limiter = support::limiter(RedisStore::from_connection(LuaServer::new()));
+    let limiter = support::limiter(LuaServer::new().store());
     let policy = policy("p", "2/1h,3/1d");
     let charge = || [charge(&policy, "alice", 1)];
     for admitted in [true, true, false] {
@@ -120,7 +120,7 @@ fn agrees_apart(histories: impl Strategy<Value = History>) {
     proptest!(few_cases(), |(history in histories)| {
         server.clear();
         let clock = ManualClock::new(0);
-        let script = RedisStore::from_connection(server.clone()).clock(clock.clone());
+        let script = server.store().clock(clock.clone());
         let memory = MemoryStore::new().clock(clock.clone());
         let spoil = |policy: &str, key: &Key, spoiled: Spoiled| {
             server.spoil(policy, key, spoiled);
@@ -138,7 +138,7 @@ fn agrees(histories: impl Strategy<Value = History>) {
     proptest!(|(history in histories)| {
         server.clear();
         let clock = ManualClock::new(0);
-        let script = RedisStore::from_connection(server.clone()).clock(clock.clone());
+        let script = server.store().clock(clock.clone());
         let memory = MemoryStore::new().clock(clock.clone());
         runtime.block_on(agree(&script, &memory, &clock, &history));
     });

@@ -26,7 +26,7 @@ fn example() -> Vec<Vec<u8>> {
 #[tokio::test]
 async fn the_example_of_the_readme_is_what_is_sent_and_replied() {
     let (server, clock) = (LuaServer::new(), ManualClock::new(1_700_000_000_123));
-    let store = RedisStore::from_connection(server.clone()).clock(clock);
+    let store = server.store().clock(clock);
     let policy = Policy::parse("p", "10/1m@1s").unwrap();
     let check = |cost| Check::new([Charge::new(&policy, Key::new("user", "alice"), cost)]).unwrap();
     store.check(&check(1)).await.unwrap();
@@ -57,7 +57,7 @@ fn traces() -> Vec<Vec<&'static str>> {
 #[tokio::test]
 async fn the_script_sends_the_commands_that_the_readme_lists() {
     let (server, clock) = (LuaServer::new(), ManualClock::new(1_700_000_000_123));
-    let store = RedisStore::from_connection(server.clone()).clock(clock);
+    let store = server.store().clock(clock);
     let policy = |name, limit| Policy::parse(name, &format!("{limit}/1m@1s")).unwrap();
     let (user, team) = (policy("user", 10), policy("team", 4));
     let check = |cost| {

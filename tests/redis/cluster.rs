@@ -655,6 +655,26 @@ async fn a_roll_back_that_was_surely_not_done_is_tried_again() {
     held.go_on();
 }
 
+/// No task runs before the last check is asked.
+#[tokio::test]
+async fn beyond_the_bound_of_checks_over_several_slots_one_is_surely_not_sent() {
+    let cluster = shared();
+    let store = store(&cluster).await;
+    let apart = check(all(&much(), &apart(&cluster)));
+    let mut asked: Vec<_> = (0..16_384).map(|_| store.check(&apart)).collect();
+    for one in &mut asked {
+        assert!(futures::poll!(one).is_pending());
+    }
+    let error = store.check(&apart).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Unavailable);
+    assert!(error.is_unsent(), "{error}");
+    drop(asked);
+    until("there is room again", async || {
+        store.check(&apart).await.is_ok()
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn shadows_in_other_slots_are_decided_after_the_charges_that_count() {
     let cluster = shared();

@@ -174,7 +174,7 @@ fn in_lua_5_4_too() {
     let runtime = support::runtime();
     proptest!(|(value in values(), own in select(policies()), others in select(policies()))| {
         let server = LuaServer::new();
-        let store = RedisStore::from_connection(server.clone()).clock(ManualClock::new(NOW_MS));
+        let store = server.store().clock(ManualClock::new(NOW_MS));
         let put = |value: Option<&[u8]>| match value {
             Some(value) => server.put(NAME, Some(value)),
             None => server.remove(NAME),

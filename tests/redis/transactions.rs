@@ -13,6 +13,7 @@ use support::{
     promise::{admitted, assert_promise},
     served::{limited_apart, shared_server},
 };
+use tokio::sync::Notify;
 
 use crate::prelude::*;
 
@@ -509,6 +510,37 @@ async fn a_server_that_was_started_again_is_found_without_an_error() {
         take(&limiter, &policy, "alice").await;
         assert_eq!(left(&limiter, &policy, "alice").await, 9);
     }
+}
+
+/// As after an outage of the network: the servers answer to new connections alone.
+#[tokio::test]
+async fn one_check_fails_when_all_connections_of_the_pool_fall_silent() {
+    let server = Server::start();
+    let (address, silent) = (server.address(), Arc::new(Notify::new()));
+    let falls_silent = Arc::clone(&silent);
+    let url = listen(move |mut client| {
+        let silent = Arc::clone(&falls_silent);
+        async move {
+            let mut server = TcpStream::connect(address).await.unwrap();
+            let both = tokio::io::copy_bidirectional(&mut client, &mut server);
+            tokio::select! {
+                _ = both => {}
+                () = silent.notified() => std::future::pending().await,
+            }
+        }
+    });
+    let manager = RedisConnectionManager::new(url.await).unwrap();
+    let pool = bb8::Pool::builder().max_size(4).min_idle(4);
+    let pool = pool.test_on_check_out(false).build(manager).await.unwrap();
+    let limiter = patient(RedisStore::transactions(pool)).probe_interval(Duration::ZERO);
+    let policy = api("100/1d");
+    take(&limiter, &policy, "alice").await;
+    silent.notify_waiters();
+    let mut failed = 0;
+    for _ in 0..8 {
+        failed += u32::from(limiter.check(one(&policy, "alice")).await.is_err());
+    }
+    assert_eq!(failed, 1);
 }
 
 #[tokio::test]

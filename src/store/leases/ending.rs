@@ -15,21 +15,16 @@ pub(super) struct Ending {
 }
 
 impl Ending {
-    /// Ends the leases. `None` if there can be none.
-    pub(super) fn of(inner: &Arc<Inner>, operations: &[Operation]) -> Option<Self> {
+    /// Ends the leases.
+    pub(super) fn of(inner: &Arc<Inner>, operations: &[Operation]) -> Self {
         let mut ending = Self {
             inner: Arc::clone(inner),
             ended: Vec::new(),
             reset: Vec::new(),
         };
-        for operation in operations {
-            ending.add(operation);
-        }
-        if ending.ended.is_empty() && ending.reset.is_empty() {
-            return None;
-        }
+        operations.iter().for_each(|it| ending.add(it));
         ending.end();
-        Some(ending)
+        ending
     }
 
     fn add(&mut self, operation: &Operation) {

@@ -3,13 +3,14 @@
 #[cfg(feature = "cluster")]
 use std::{
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll, ready},
 };
 
 use tokio::{runtime::Handle, task::JoinSet};
 
 #[cfg(feature = "cluster")]
-use crate::{background, store::sent::Sent};
+use crate::{background::BackRoom, store::sent::Sent};
 
 /// Spawns work in the runtime of the caller.
 ///
@@ -35,20 +36,28 @@ pub(super) async fn caught<T: Send + 'static>(
     done.map_err(|panic| panic.to_string())
 }
 
-/// Work that goes on in the back room when its caller leaves, or the runtime of the caller ends; unless nothing of it was
-/// sent.
+/// Counted work that goes on in the back room of a store when its caller leaves, or the runtime of the caller ends; unless
+/// nothing of it was sent.
 #[cfg(feature = "cluster")]
 pub(super) struct Outliving<T: Send + 'static> {
     /// `None` when the work has ended.
     work: Option<Pin<Box<dyn Future<Output = T> + Send>>>,
     sent: Option<Sent>,
+    room: Arc<BackRoom>,
 }
 
 #[cfg(feature = "cluster")]
 impl<T: Send + 'static> Outliving<T> {
-    pub(super) fn new(work: impl Future<Output = T> + Send + 'static, sent: Option<Sent>) -> Self {
-        let work = Some(Box::pin(work) as _);
-        Self { work, sent }
+    pub(super) fn new(
+        room: &Arc<BackRoom>,
+        work: impl Future<Output = T> + Send + 'static,
+        sent: Option<Sent>,
+    ) -> Self {
+        Self {
+            work: Some(Box::pin(work)),
+            sent,
+            room: Arc::clone(room),
+        }
     }
 }
 
@@ -71,7 +80,7 @@ impl<T: Send + 'static> Drop for Outliving<T> {
     fn drop(&mut self) {
         let is_unsent = self.sent.as_ref().is_some_and(Sent::leave);
         if let Some(work) = self.work.take().filter(|_| !is_unsent) {
-            background::spawn(async { drop(work.await) });
+            self.room.start(Box::pin(async { drop(work.await) }));
         }
     }
 }

@@ -11,10 +11,8 @@ use super::cluster::Cluster;
 use super::connection::BAD_URL;
 #[cfg(feature = "sentinel")]
 use super::connection::Sentinels;
-#[cfg(feature = "manual-clock")]
-use super::transport::TestConnection;
 use super::{
-    IN_FLIGHT, RedisStore,
+    RedisStore,
     connection::{ReconnectingConnection, RedisServer, Source, Target, within},
     error::store_error,
     transport::Transport,
@@ -103,13 +101,13 @@ impl RedisStore {
             let sentinels = Sentinels::new(&sentinels, &primary);
             Transport::Server(ReconnectingConnection::new(Arc::new(sentinels)))
         };
-        Ok(Self::over(make, IN_FLIGHT))
+        Ok(Self::over(make))
     }
 
     pub(super) fn from_source(source: impl Source) -> Self {
         let source: Arc<dyn Source> = Arc::new(source);
         let make = move || Transport::Server(ReconnectingConnection::new(Arc::clone(&source)));
-        Self::over(make, IN_FLIGHT)
+        Self::over(make)
     }
 
     /// Connects to a [cluster](super::deployment#cluster) through these nodes: URLs (`redis://`, `rediss://`) or
@@ -143,17 +141,7 @@ impl RedisStore {
             return Err(BAD_URL);
         }
         let make = move || Transport::Cluster(Arc::new(Cluster::new(&nodes)));
-        Ok(Self::over(make, IN_FLIGHT))
-    }
-
-    /// Uses this connection, one call for each operation: for tests that look at each command, or that need no server.
-    #[cfg(feature = "manual-clock")]
-    #[doc(hidden)]
-    pub fn from_connection(
-        connection: impl redis::aio::ConnectionLike + Clone + Send + Sync + 'static,
-    ) -> Self {
-        let connection: Arc<dyn TestConnection> = Arc::new(connection);
-        Self::over(move || Transport::OfTest(Arc::clone(&connection)), 0)
+        Ok(Self::over(make))
     }
 }
 

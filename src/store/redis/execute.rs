@@ -34,20 +34,23 @@ impl RedisStore {
     }
 
     pub(super) fn check_one_slot(&self, check: &Check) -> StoreFuture<Decision> {
-        self.execute_one(Task::Check(check.clone()), answer_of!(Check))
+        self.execute_one(Task::Check(check.clone()), None, answer_of!(Check))
     }
 
+    /// Executes an operation alone, or in a call with others, unless its caller leaves before one with this mark is sent.
     pub(super) fn execute_one<T: Send + 'static>(
         &self,
         task: impl Into<Task>,
+        sent: Option<Sent>,
         read: fn(Reply) -> Option<T>,
     ) -> StoreFuture<T> {
         let task = task.into();
         if let Some(calls) = &self.shared {
-            return StoreFuture::in_line(Queued::new(calls, task, read));
+            return StoreFuture::in_line(Queued::new(calls, task, sent, read));
         }
-        let sent = Sent::queued();
-        let reply = self.execute_alone(task.into_operation(), Some(sent.clone()));
+        let sent = sent.unwrap_or_else(Sent::queued);
+        let replies = self.execute_together([task.into_operation()], Some(sent.clone()));
+        let reply = async { replies.await?.pop().unwrap_or(Err(ANOTHER_REPLY)) };
         StoreFuture::pending(reply).queued(Some(sent)).read(read)
     }
 
@@ -58,16 +61,6 @@ impl RedisStore {
             shared: None,
             ..self.clone()
         }
-    }
-
-    /// Executes an operation alone, unless its caller leaves before it is sent.
-    pub(super) fn execute_alone(
-        &self,
-        operation: Operation,
-        sent: Option<Sent>,
-    ) -> impl Future<Output = Result<Reply, StoreError>> + Send + 'static {
-        let replies = self.execute_together([operation], sent);
-        async { replies.await?.pop().unwrap_or(Err(ANOTHER_REPLY)) }
     }
 
     /// Sends all of these operations in one call of the script, unless their caller leaves before.

@@ -68,9 +68,9 @@ pub struct RedisStore {
     clock: Option<crate::manual_clock::ManualClock>,
     in_flight: usize,
     shared: Option<Arc<CallQueues>>,
-    /// Room for operations over several hash slots.
+    /// Where operations over several hash slots go on whose callers have left.
     #[cfg(feature = "cluster")]
-    apart: Arc<tokio::sync::Semaphore>,
+    room: Arc<crate::background::BackRoom>,
     /// Whether the servers were asked whether they evict keys.
     asked: Arc<AtomicBool>,
 }
@@ -87,16 +87,16 @@ impl fmt::Debug for RedisStore {
 const IN_FLIGHT: usize = 4;
 
 impl RedisStore {
-    fn over(make: impl Fn() -> Transport + Send + Sync + 'static, in_flight: usize) -> Self {
+    fn over(make: impl Fn() -> Transport + Send + Sync + 'static) -> Self {
         let store = Self {
             transports: Transports::new(make),
             names: Arc::new(Names::new("sluicegate")),
             #[cfg(feature = "manual-clock")]
             clock: None,
-            in_flight,
+            in_flight: IN_FLIGHT,
             shared: None,
             #[cfg(feature = "cluster")]
-            apart: Arc::new(tokio::sync::Semaphore::new(several_slots::MOST_APART)),
+            room: Arc::default(),
             asked: Arc::default(),
         };
         store.with_queues()

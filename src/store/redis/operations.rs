@@ -15,8 +15,9 @@ use crate::{
 /// A call of several operations is one call of the script, sent at once and not shared with others. The server does
 /// nothing else meanwhile, for some 4 to 8 µs a check: hundreds in a call are welcome, tens of thousands are better
 /// split.
-/// [On a cluster](deployment#cluster) it is one call for each hash slot. If one of them is not about keys to charge, block
-/// or reset, such as [`Operation::ListBlocks`], they are executed one by one instead.
+///
+/// They are executed one by one instead if [on a cluster](deployment#cluster) their keys are in several hash slots, or if one
+/// of them is not about keys to charge, block or reset, such as [`Operation::ListBlocks`].
 impl Store for RedisStore {
     fn check(&self, check: &Check) -> StoreFuture<Decision> {
         #[cfg(feature = "cluster")]
@@ -47,7 +48,7 @@ impl Store for RedisStore {
             of_keys => {
                 let index =
                     Self::index_update(slice::from_ref(&of_keys), |look| self.check_one_slot(look));
-                self.with_index(index, self.execute_one(of_keys, Some), |_| true)
+                self.with_index(index, self.execute_one(of_keys, None, Some), |_| true)
             }
         }
     }
@@ -56,11 +57,11 @@ impl Store for RedisStore {
         if !operations.iter().all(Operation::is_of_keys) {
             return one_by_one(self, operations);
         }
-        let index = Self::index_update(&operations, |look| self.check_one_slot(look));
         #[cfg(feature = "cluster")]
-        if self.transports.is_cluster() {
-            return self.with_index(index, self.call_by_slot(operations), |all| are_done(all));
+        if self.transports.is_cluster() && !self.are_in_one_slot(&operations) {
+            return one_by_one(self, operations);
         }
+        let index = Self::index_update(&operations, |look| self.check_one_slot(look));
         self.with_index(index, self.call_one_slot(operations), |all| are_done(all))
     }
 

@@ -3,12 +3,10 @@
 use std::{io, sync::Arc, time::Duration};
 
 use redis::{Cmd, RedisError, RedisResult, Value};
-#[cfg(feature = "manual-clock")]
-use redis::{RedisFuture, aio::ConnectionLike};
 
 #[cfg(feature = "cluster")]
 use super::cluster::{Cluster, Node};
-#[cfg(any(feature = "cluster", feature = "manual-clock"))]
+#[cfg(feature = "cluster")]
 use super::connection::LOST_AFTER;
 use super::{
     by_runtime::ByRuntime,
@@ -36,13 +34,8 @@ impl Transports {
 
     /// The transport of the current runtime.
     pub(super) fn here(&self) -> RedisResult<Transport> {
-        match self.runtimes.here(|_| (self.make)()) {
-            Some(here) => Ok(here),
-            // Only the connection of a test works there.
-            #[cfg(feature = "manual-clock")]
-            None if let of_test @ Transport::OfTest(_) = (self.make)() => Ok(of_test),
-            None => Err(io::Error::other("called outside of a tokio runtime").into()),
-        }
+        let here = self.runtimes.here(|_| (self.make)());
+        here.ok_or_else(|| io::Error::other("called outside of a tokio runtime").into())
     }
 
     /// The same within a runtime.
@@ -83,9 +76,6 @@ pub(super) enum Transport {
     Server(Arc<ReconnectingConnection>),
     #[cfg(feature = "cluster")]
     Cluster(Arc<Cluster>),
-    /// A connection of a test.
-    #[cfg(feature = "manual-clock")]
-    OfTest(Arc<dyn TestConnection>),
 }
 
 impl Transport {
@@ -106,7 +96,7 @@ impl Transport {
         match self {
             #[cfg(feature = "cluster")]
             Self::Cluster(_) => true,
-            _ => false,
+            Self::Server(_) => false,
         }
     }
 
@@ -126,8 +116,8 @@ impl Transport {
     pub(super) fn give_up_after(&self) -> Duration {
         match self {
             Self::Server(connection) => connection.lost_after(),
-            #[cfg(any(feature = "cluster", feature = "manual-clock"))]
-            _ => LOST_AFTER,
+            #[cfg(feature = "cluster")]
+            Self::Cluster(_) => LOST_AFTER,
         }
     }
 
@@ -145,8 +135,6 @@ impl Transport {
                 let (node, connection) = Box::pin(cluster.reach(routing_key)).await?;
                 Ok(Route::Cluster(Arc::clone(cluster), node, connection))
             }
-            #[cfg(feature = "manual-clock")]
-            Self::OfTest(connection) => Ok(Route::OfTest(Arc::clone(connection))),
         }
     }
 
@@ -161,8 +149,6 @@ impl Transport {
                 let primaries = cluster.primaries().await?.into_iter();
                 Ok(primaries.map(|node| node.server()).collect())
             }
-            #[cfg(feature = "manual-clock")]
-            Self::OfTest(_) => Ok(Vec::new()),
         }
     }
 }
@@ -172,8 +158,6 @@ pub(super) enum Route {
     Server(Arc<ReconnectingConnection>, Arc<Connection>),
     #[cfg(feature = "cluster")]
     Cluster(Arc<Cluster>, Arc<Node>, Arc<Connection>),
-    #[cfg(feature = "manual-clock")]
-    OfTest(Arc<dyn TestConnection>),
 }
 
 impl Route {
@@ -195,10 +179,15 @@ impl Route {
             Self::Cluster(cluster, node, connection) => {
                 Box::pin(cluster.send(cmd, routing_key, node, connection)).await
             }
-            #[cfg(feature = "manual-clock")]
-            Self::OfTest(connection) => {
-                Ok(connection.send(cmd).await.and_then(Value::extract_error))
-            }
+        }
+    }
+
+    /// Takes another connection before the next command, unless one was replaced just now.
+    pub(super) fn replace(&self) {
+        match self {
+            Self::Server(server, connection) => server.replace_refusing(connection),
+            #[cfg(feature = "cluster")]
+            Self::Cluster(_, node, connection) => node.replace_refusing(connection),
         }
     }
 }
@@ -208,36 +197,9 @@ pub(super) fn unreached(error: &RedisError) -> StoreError {
     store_error(error).unsent()
 }
 
-impl Route {
-    /// Takes another connection before the next command, unless one was replaced just now.
-    pub(super) fn replace(&self) {
-        match self {
-            Self::Server(server, connection) => server.replace_refusing(connection),
-            #[cfg(feature = "cluster")]
-            Self::Cluster(_, node, connection) => node.replace_refusing(connection),
-            #[cfg(feature = "manual-clock")]
-            Self::OfTest(_) => {}
-        }
-    }
-}
-
 /// A user without the right to PING has been let in. This holds for no other missing right: sentinels send a ROLE
 /// first.
 fn may_not_ping(error: &RedisError) -> bool {
     let detail = error.detail().unwrap_or_default();
     error.code() == Some("NOPERM") && detail.contains("'ping'")
-}
-
-/// A connection of a test, with its type erased.
-#[cfg(feature = "manual-clock")]
-pub(super) trait TestConnection: Send + Sync {
-    fn send<'a>(&self, cmd: &'a Cmd) -> RedisFuture<'a, Value>;
-}
-
-#[cfg(feature = "manual-clock")]
-impl<C: ConnectionLike + Clone + Send + Sync + 'static> TestConnection for C {
-    fn send<'a>(&self, cmd: &'a Cmd) -> RedisFuture<'a, Value> {
-        let mut connection = self.clone();
-        Box::pin(async move { connection.req_packed_command(cmd).await })
-    }
 }

@@ -116,7 +116,7 @@ struct Script {
 impl Script {
     fn new(is_plain: bool, server: LuaServer) -> Self {
         let server = if is_plain { server.plain() } else { server };
-        let unset = RedisStore::from_connection(server.clone());
+        let unset = server.store();
         let clock = ManualClock::new(0);
         Self {
             is_plain,

@@ -14,7 +14,7 @@ pub struct Halves {
 impl Halves {
     pub fn over(server: &LuaServer, clock: &ManualClock) -> Self {
         let [fast, whole] = [server.fast(), server.clone()];
-        let store = |server| RedisStore::from_connection(server).clock(clock.clone());
+        let store = |server: LuaServer| server.store().clock(clock.clone());
         Self {
             fast: store(fast),
             whole: store(whole),

@@ -1,21 +1,26 @@
-//! A connection without a server: runs the script in Lua 5.4, and keeps the keys.
+//! A server in this process: runs the script in Lua 5.4, and keeps the keys.
 //!
 //! Redis and Valkey run Lua 5.1. Other servers with their protocol run 5.4, where integers and floats differ.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
+    io::Write,
     ops::Range,
-    sync::{Arc, Mutex},
+    os::unix::net::{UnixListener, UnixStream},
+    path::PathBuf,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+    thread,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use super::history::Spoiled;
 use mlua::{Function, Lua, Table, Value as LuaValue, Variadic};
-use redis::{
-    Arg, Cmd, ErrorKind, Pipeline, RedisError, RedisFuture, RedisResult, ServerErrorKind, Value,
-    aio::ConnectionLike,
-};
-use sluicegate::Key;
+use redis::{ErrorKind, Parser, RedisResult, ServerErrorKind, Value};
+use sluicegate::{Key, RedisServer, RedisStore};
+use tempfile::TempDir;
 
 /// The script adds this to every TTL if the clock is not the server's.
 const SLACK_MS: u64 = 86_400_000;
@@ -323,14 +328,36 @@ impl LuaServer {
         self.keys.lock().unwrap().values.clone()
     }
 
-    fn answer(&self, cmd: &Cmd) -> RedisResult<Value> {
-        let args: Vec<&[u8]> = cmd
-            .args_iter()
-            .map(|arg| match arg {
-                Arg::Simple(bytes) => bytes,
-                _ => panic!("a cursor or nothing"),
-            })
-            .collect();
+    /// A store over this server, with one call for each operation.
+    pub fn store(&self) -> RedisStore {
+        let socket = Socket::of(self.clone());
+        let server = RedisServer::parse(&format!("unix://{}", socket.path().display())).unwrap();
+        // No address is asked for. The store keeps this with the socket.
+        let server = server.map_addresses(move |host, port| {
+            let _ = &socket;
+            (host, port)
+        });
+        RedisStore::connect_lazy(server).unwrap().in_flight(0)
+    }
+
+    fn answer_all(&self, mut client: &UnixStream) {
+        let mut parser = Parser::new();
+        while let Ok(Value::Array(args)) = parser.parse_value(client) {
+            let args = args.into_iter().map(|arg| match arg {
+                Value::BulkString(bytes) => bytes,
+                other => panic!("{other:?}"),
+            });
+            let args: Vec<Vec<u8>> = args.collect();
+            let args: Vec<&[u8]> = args.iter().map(Vec::as_slice).collect();
+            let mut reply = Vec::new();
+            write(self.answer(&args), &mut reply);
+            if client.write_all(&reply).is_err() {
+                return;
+            }
+        }
+    }
+
+    fn answer(&self, args: &[&[u8]]) -> RedisResult<Value> {
         match args[0] {
             b"EVALSHA" => refused(ServerErrorKind::NoScript, "no matching script"),
             // The limiter's reports in the background need sorted sets, which this server does not have.
@@ -338,7 +365,7 @@ impl LuaServer {
                 refused(ServerErrorKind::ResponseError, "unknown command")
             }
             b"EVAL" => self.eval(&args[1..]),
-            b"PING" => Ok(Value::Okay),
+            b"PING" | b"CLIENT" => Ok(Value::Okay),
             b"GET" => {
                 let name = str::from_utf8(args[1]).unwrap();
                 Ok(self.value(name).map_or(Value::Nil, Value::BulkString))
@@ -363,7 +390,7 @@ impl LuaServer {
                 let end = Value::BulkString(b"0".to_vec());
                 Ok(Value::Array(vec![end, Value::Array(members)]))
             }
-            other => panic!("{}", String::from_utf8_lossy(other)),
+            _ => refused(ServerErrorKind::ResponseError, "unknown command"),
         }
     }
 
@@ -610,22 +637,67 @@ fn argument(value: &LuaValue) -> Vec<u8> {
     }
 }
 
-impl ConnectionLike for LuaServer {
-    fn req_packed_command<'a>(&'a mut self, cmd: &'a Cmd) -> RedisFuture<'a, Value> {
-        let answer = self.answer(cmd);
-        Box::pin(async { answer })
+/// A socket at which a server answers, until this is dropped with the last store that uses it.
+struct Socket {
+    folder: TempDir,
+    has_ended: Arc<AtomicBool>,
+}
+
+impl Socket {
+    fn of(server: LuaServer) -> Self {
+        let socket = Self {
+            folder: TempDir::new().unwrap(),
+            has_ended: Arc::default(),
+        };
+        let listener = UnixListener::bind(socket.path()).unwrap();
+        let has_ended = Arc::clone(&socket.has_ended);
+        thread::spawn(move || {
+            for client in listener.incoming() {
+                if has_ended.load(SeqCst) {
+                    return;
+                }
+                let (server, client) = (server.clone(), client.unwrap());
+                thread::spawn(move || server.answer_all(&client));
+            }
+        });
+        socket
     }
 
-    fn req_packed_commands<'a>(
-        &'a mut self,
-        _: &'a Pipeline,
-        _: usize,
-        _: usize,
-    ) -> RedisFuture<'a, Vec<Value>> {
-        Box::pin(async { Err(RedisError::from((ErrorKind::Client, "no pipelines"))) })
+    fn path(&self) -> PathBuf {
+        self.folder.path().join("lua.sock")
     }
+}
 
-    fn get_db(&self) -> i64 {
-        0
+impl Drop for Socket {
+    fn drop(&mut self) {
+        self.has_ended.store(true, SeqCst);
+        let _ = UnixStream::connect(self.path()); // wakes the thread
+    }
+}
+
+/// Writes a reply in the form of the protocol.
+fn write(reply: RedisResult<Value>, bytes: &mut Vec<u8>) {
+    match reply {
+        Ok(Value::Okay) => bytes.extend(b"+OK\r\n"),
+        Ok(Value::Nil) => bytes.extend(b"$-1\r\n"),
+        Ok(Value::Int(number)) => bytes.extend(format!(":{number}\r\n").bytes()),
+        Ok(Value::BulkString(text)) => {
+            bytes.extend(format!("${}\r\n", text.len()).bytes());
+            bytes.extend(text);
+            bytes.extend(b"\r\n");
+        }
+        Ok(Value::Array(values)) => {
+            bytes.extend(format!("*{}\r\n", values.len()).bytes());
+            values.into_iter().for_each(|it| write(Ok(it), bytes));
+        }
+        Ok(other) => panic!("{other:?}"),
+        Err(error) => {
+            let (code, detail) = (error.code().unwrap_or("ERR"), error.detail());
+            let text = match error.kind() {
+                ErrorKind::Extension => detail.unwrap_or_default().to_owned(),
+                _ => format!("{code} {}", detail.unwrap_or_default()),
+            };
+            bytes.extend(format!("-{}\r\n", text.replace(['\r', '\n'], " ")).bytes());
+        }
     }
 }

@@ -53,11 +53,9 @@ pub(super) use server::BAD_URL;
 pub use server::RedisServer;
 pub(super) use source::Source;
 pub(super) use target::Target;
-#[cfg(any(feature = "cluster", feature = "manual-clock"))]
-pub(super) use timeout::LOST_AFTER;
 pub(super) use timeout::within;
 #[cfg(feature = "cluster")]
-pub(super) use timeout::{CONNECT_TIMEOUT, PART_TIMEOUT};
+pub(super) use timeout::{CONNECT_TIMEOUT, LOST_AFTER, PART_TIMEOUT};
 
 /// One server, or one of the nodes of a cluster.
 #[derive(Clone)]
@@ -206,7 +204,7 @@ impl Drop for Caller<'_> {
 ///
 /// The PING is polled once and dropped. A connection that has ended refuses the PING at once. An open connection queues
 /// the PING, but never sends a command that no caller waits for. So this costs no round trip.
-async fn is_open(connection: &mut impl ConnectionLike) -> bool {
+pub(super) async fn is_open(connection: &mut impl ConnectionLike) -> bool {
     thread_local! {
         static PING: Cmd = redis::cmd("PING");
     }

@@ -36,18 +36,22 @@ use super::{
     error::{code, store_error},
     key_names, milliseconds,
     value::read_slots,
-    wire::VERSION,
+    wire::{self, VERSION},
 };
-use crate::domain::{
-    Text,
-    block::STRIKES,
-    contributors::Contributors,
-    denials::DeniedIdentity,
-    error::{StoreError, StoreErrorKind},
-    key::Key,
-    policies::PublishedPolicy,
-    policy::Policy,
-    report::Account,
+use crate::{
+    domain::{
+        Text,
+        block::STRIKES,
+        contributors::Contributors,
+        denials::DeniedIdentity,
+        error::{StoreError, StoreErrorKind},
+        key::Key,
+        operation::{Operation, Reply},
+        policies::PublishedPolicy,
+        policy::Policy,
+        report::Account,
+    },
+    store::TIMED_OUT,
 };
 
 pub use super::value::UnreadableValue;
@@ -64,6 +68,12 @@ pub use value::{Section, Step, StoredValue};
 #[must_use]
 pub fn hashed_key(kind: impl Into<Text>, token: &str) -> Option<Key> {
     key_names::hashed(kind, token)
+}
+
+/// Reads the reply of a server to a call of the script with these operations.
+#[must_use]
+pub fn read_replies(operations: &[Operation], reply: &Value) -> Vec<Result<Reply, StoreError>> {
+    wire::read_replies(operations, reply).results
 }
 
 /// The value of one key, `None` if the key does not exist, or the reason why the value cannot be read.
@@ -236,7 +246,7 @@ impl Inspector {
         answer: impl Future<Output = Result<T, StoreError>>,
     ) -> Result<T, StoreError> {
         let answer = tokio::time::timeout(self.timeout, answer);
-        answer.await.unwrap_or(Err(TOO_LATE))
+        answer.await.unwrap_or(Err(TIMED_OUT))
     }
 
     async fn send(&self, cmd: &Cmd, routing_key: &[u8]) -> RedisResult<Value> {
@@ -246,9 +256,6 @@ impl Inspector {
         }
     }
 }
-
-const TOO_LATE: StoreError =
-    StoreError::new(StoreErrorKind::Timeout, "no answer within the timeout");
 
 /// Reads the reply about a key of counts or slots.
 fn stored_at(name: &StoredName, value: RedisResult<Value>) -> Result<StoredResult, StoreError> {

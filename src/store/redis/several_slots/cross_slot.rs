@@ -31,6 +31,7 @@ use crate::{
             RedisStore,
             background::{self, Outliving},
             connection::PART_TIMEOUT,
+            shared_calls::queued::Task,
         },
         sent::Sent,
     },
@@ -60,7 +61,7 @@ impl RedisStore {
             return Ok(Decision::Blocked(blocked));
         }
         let asked = parts.of(check).enumerate().map(|(place, part)| {
-            let answer = self.execute_part(Operation::Check(part), sent, answer_of!(Check));
+            let answer = self.execute_one(Task::Check(part), Some(sent.clone()), answer_of!(Check));
             async move { (place, within(LATEST, answer).await) }
         });
         let mut asked: FuturesUnordered<_> = asked.collect();
@@ -112,12 +113,12 @@ impl RedisStore {
             }
         };
         if timer::within(GRACE, all).await.is_none() {
-            let room = parts.room.clone();
+            let job = parts.job.clone();
             let rest = async move {
                 undone.for_each(|_| ready(())).await;
-                drop(room);
+                drop(job);
             };
-            background::spawn(Outliving::new(rest, None));
+            background::spawn(Outliving::new(&self.room, rest, None));
         }
     }
 

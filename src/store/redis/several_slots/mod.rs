@@ -1,17 +1,14 @@
 //! Operations whose keys are in several hash slots of a cluster, each on some node: each part of the charges is executed
-//! apart, at the same time. And calls of several operations: one call of the script for each hash slot.
+//! apart, at the same time.
 
 mod cross_slot;
 mod moving;
 
-use std::{collections::HashMap, pin::pin, sync::Arc, time::Duration};
+use std::{pin::pin, sync::Arc, time::Duration};
 
 use futures_util::future::{Either, select};
 use redis::cluster_routing::Slot;
-use tokio::{
-    runtime::Handle,
-    sync::{OwnedSemaphorePermit, oneshot},
-};
+use tokio::{runtime::Handle, sync::oneshot};
 
 use super::{
     RedisStore,
@@ -20,6 +17,7 @@ use super::{
     error::{NO_RUNTIME, SHUT_DOWN},
 };
 use crate::{
+    background::Task as Job,
     domain::{
         charge::Charge,
         check::{Check, CheckBatch},
@@ -29,14 +27,9 @@ use crate::{
         operation::{Operation, Reply, answer_of},
         settlement::Settlement,
     },
-    store::{CallFuture, Store, StoreFuture, maybe_ready::join_all, sent::Sent},
+    store::{StoreFuture, maybe_ready::join_all, sent::Sent},
     timer,
 };
-
-type Replies = Vec<Result<Reply, StoreError>>;
-
-/// The operations of each hash slot, with their positions in the caller's list.
-type Calls = HashMap<Slot, (Vec<usize>, Vec<Operation>)>;
 
 /// The charges of a check that count, in parts that are decided apart.
 #[derive(Default)]
@@ -45,8 +38,8 @@ struct Parts {
     charges: Vec<Vec<usize>>,
     /// Whether each part is a key of a hash slot that is being moved.
     are_keys: bool,
-    /// One of the tasks that a store may have; held until the last roll-back.
-    room: Option<Arc<OwnedSemaphorePermit>>,
+    /// One of the jobs that a store may have, until the last roll-back.
+    job: Option<Arc<Job>>,
 }
 
 impl Parts {
@@ -72,42 +65,11 @@ impl Parts {
 }
 
 impl RedisStore {
-    /// Executes the operations of each hash slot in one call, in their order, and all calls at the same time. An operation
-    /// with keys in several hash slots waits for all before it, and all after it wait for it.
-    pub(super) fn call_by_slot(&self, operations: Vec<Operation>) -> CallFuture {
-        let store = self.clone();
-        StoreFuture::pending(async move {
-            Handle::try_current().map_err(|_| NO_RUNTIME)?;
-            let mut replies: Replies = operations.iter().map(|_| Err(TOO_LATE)).collect();
-            let mut calls = Calls::new();
-            for (place, operation) in operations.into_iter().enumerate() {
-                if let Some(slot) = store.only_slot(&operation) {
-                    let (places, of_slot) = calls.entry(slot).or_default();
-                    places.push(place);
-                    of_slot.push(operation);
-                } else {
-                    store.send(&mut calls, &mut replies).await;
-                    replies[place] = store.execute(operation).await;
-                }
-            }
-            store.send(&mut calls, &mut replies).await;
-            Ok(replies)
-        })
-    }
-
-    /// Sends these calls at the same time, and puts the replies into their places.
-    async fn send(&self, calls: &mut Calls, replies: &mut Replies) {
-        let calls = calls.drain().map(|(_, (places, operations))| {
-            let answers = in_time(self.call_one_slot(operations));
-            (places, Box::pin(answers))
-        });
-        let (places, answers): (Vec<_>, Vec<_>) = calls.unzip();
-        for (places, answer) in places.into_iter().zip(join_all(answers).await) {
-            let answers = answer.unwrap_or_else(|error| vec![Err(error); places.len()]);
-            for (place, reply) in places.into_iter().zip(answers) {
-                replies[place] = reply;
-            }
-        }
+    /// Whether all keys of these operations are in one hash slot.
+    pub(super) fn are_in_one_slot(&self, operations: &[Operation]) -> bool {
+        let mut slots = operations.iter().map(|it| self.only_slot(it));
+        let first = slots.next().flatten();
+        first.is_some() && slots.all(|slot| slot == first)
     }
 
     /// The answer to an operation with the keys of this check, if they are in several hash slots.
@@ -133,12 +95,12 @@ impl RedisStore {
         let (store, mark) = (self.clone(), sent.clone());
         async move {
             Handle::try_current().map_err(|_| NO_RUNTIME)?;
-            let room = Arc::clone(&store.apart).try_acquire_owned();
-            parts.room = Some(Arc::new(room.map_err(|_| TOO_MANY)?));
+            parts.job = Some(Arc::new(store.room.begin().ok_or(TOO_MANY)?));
+            let room = Arc::clone(&store.room);
             let (mut reply, answer) = oneshot::channel();
             let part_mark = mark.clone();
             let work = async move { store.do_apart(operation, &parts, &part_mark).await };
-            let work = Outliving::new(work, Some(mark.clone()));
+            let work = Outliving::new(&room, work, Some(mark.clone()));
             background::spawn(async move {
                 // The work of a caller that leaves goes on in the back room, unless nothing was sent.
                 let Either::Left((done, _)) = select(work, pin!(reply.closed())).await else {
@@ -165,7 +127,7 @@ impl RedisStore {
             Operation::Settle(settlement) => {
                 Reply::Settle(self.settle_apart(&settlement, parts, sent).await?)
             }
-            other => self.execute_alone(other, None).await?,
+            other => self.execute_one(other, None, Some).await?,
         })
     }
 
@@ -198,7 +160,11 @@ impl RedisStore {
     ) -> Result<Usage, StoreError> {
         let settle = |charges: &Vec<usize>| {
             let part = Operation::Settle(settlement.pick(charges));
-            Box::pin(in_time(self.execute_part(part, sent, answer_of!(Settle))))
+            Box::pin(in_time(self.execute_one(
+                part,
+                Some(sent.clone()),
+                answer_of!(Settle),
+            )))
         };
         let answers = join_all(parts.charges.iter().map(settle).collect()).await;
         let mut errors = answers.iter().map(|answer| answer.as_ref().err());
@@ -228,23 +194,6 @@ impl RedisStore {
             }
         }
         Some(parts)
-    }
-
-    /// Executes a part, unless the caller leaves before any of those that share the mark is sent. A part can share a call
-    /// with others.
-    fn execute_part<T: Send + 'static>(
-        &self,
-        part: Operation,
-        sent: &Sent,
-        answer: fn(Reply) -> Option<T>,
-    ) -> StoreFuture<T> {
-        if self.shared.is_none() {
-            let reply = self.execute_alone(part, Some(sent.clone()));
-            return StoreFuture::pending(reply).read(answer);
-        }
-        let mut answer = self.execute_one(part, answer);
-        answer.share(sent);
-        answer
     }
 
     /// The hash slot of all keys of a check, including shadows; `None` for keys in several, or no keys.
@@ -290,9 +239,6 @@ async fn within<T>(time: Duration, mut answer: StoreFuture<T>) -> Result<T, Stor
         None => Err(TOO_LATE.unsent_if(answer.is_never_sent())),
     }
 }
-
-/// How many tasks of this kind a store may have at a time, late ones and roll-backs included.
-pub(super) const MOST_APART: usize = 16_384;
 
 const TOO_MANY: StoreError = StoreError::new(
     StoreErrorKind::Unavailable,

@@ -48,7 +48,7 @@ impl RedisStore {
         let parts = Parts {
             charges: (0..charges).map(|index| vec![index]).collect(),
             are_keys: true,
-            room: None,
+            job: None,
         };
         self.execute_apart(operation, parts, &Sent::queued()).await
     }

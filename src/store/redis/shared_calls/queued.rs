@@ -85,9 +85,10 @@ impl<T> Queued<T> {
     pub(in crate::store::redis) fn new(
         queues: &Arc<CallQueues>,
         task: Task,
+        sent: Option<Sent>,
         read: fn(Reply) -> Option<T>,
     ) -> Self {
-        let (sent, timeout) = (None, None);
+        let timeout = None;
         let asked = Asked {
             task,
             sent,
@@ -120,14 +121,6 @@ impl<T> Queued<T> {
             Stage::Asked(_, asked) => Some(asked.sent.get_or_insert_with(Sent::queued)),
             Stage::Waits(_, _, sent) => sent.as_ref(),
             Stage::Over => None,
-        }
-    }
-
-    /// Shares this mark with other operations.
-    #[cfg(feature = "cluster")]
-    pub(crate) fn share(&mut self, sent: &Sent) {
-        if let Stage::Asked(_, asked) = &mut self.stage {
-            asked.sent = Some(sent.clone());
         }
     }
 

@@ -2,7 +2,14 @@
 //!
 #![doc = concat!(include_str!("../../../../docs/links.md"), include_str!("../../../../docs/guide/transactions.md"))]
 
-use std::{fmt, pin::pin, sync::Arc};
+use std::{
+    fmt,
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering::Relaxed},
+    },
+};
 
 use bb8::Pool;
 use bb8_redis::RedisConnectionManager;
@@ -45,6 +52,7 @@ impl RedisStore {
             store: Self::from_source(pool.clone()),
             pool,
             lanes: Arc::new(ByRuntime::new()),
+            lost: Arc::default(),
         }
     }
 }
@@ -58,6 +66,8 @@ pub struct TransactionStore {
     /// Over the same pool, with the names and the clock: writes and reads the index of blocks.
     store: RedisStore,
     lanes: Arc<ByRuntime<Arc<Lanes>>>,
+    /// How many connections of the pool may be dead, since another was.
+    lost: Arc<AtomicU32>,
 }
 
 impl fmt::Debug for TransactionStore {
@@ -126,7 +136,7 @@ impl TransactionStore {
         let names = engine::names_of(&*self.store.names, &operations);
         let turn = async {
             let taken = lanes.take(&names).await;
-            (taken, Session::check_out(&self.pool).await)
+            (taken, Session::check_out(&self.pool, &self.lost).await)
         };
         // A caller that leaves while it waits makes room for the next.
         let Either::Left(((taken, session), _)) = select(pin!(turn), pin!(reply.closed())).await
@@ -139,12 +149,12 @@ impl TransactionStore {
             Err(error) => return drop(reply.send(Err(error))),
         };
         let replies = self.attempt(&mut session, &names, &operations).await;
+        if session.is_lost {
+            self.lost.store(self.pool.state().connections, Relaxed);
+        }
         // The next in these lanes begins while this caller is answered.
         drop(taken);
         let _ = reply.send(replies);
-        if session.is_lost {
-            let _ = session.renew(&self.pool).await; // else its next user does
-        }
     }
 
     /// Reads, decides and writes until no other process has written in between.
@@ -154,14 +164,8 @@ impl TransactionStore {
         names: &[Vec<u8>],
         operations: &[Operation],
     ) -> Result<Replies, StoreError> {
-        let mut read = session.read(names).await;
-        // The connection may have ended while it was idle, so try a new one.
-        if read.is_err() && session.is_lost && session.has_time() {
-            session.renew(&self.pool).await?;
-            read = session.read(names).await;
-        }
         loop {
-            let (time_ms, values) = read.map_err(StoreError::unsent)?;
+            let (time_ms, values) = session.read(names).await.map_err(StoreError::unsent)?;
             let clock_ms = self.store.set_now_ms();
             let now_ms = clock_ms.unwrap_or(time_ms);
             let mut snapshot = snapshot::snapshot(&self.store.names, now_ms, names, &values);
@@ -181,7 +185,6 @@ impl TransactionStore {
             if !session.has_time() {
                 return Err(CONTENDED);
             }
-            read = session.read(names).await;
         }
     }
 }

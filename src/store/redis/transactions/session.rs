@@ -2,6 +2,7 @@
 
 use std::{
     pin::pin,
+    sync::atomic::{AtomicU32, Ordering::Relaxed},
     task::{Context, Waker},
     time::Duration,
 };
@@ -11,13 +12,13 @@ use bb8_redis::RedisConnectionManager;
 use redis::{Pipeline, RedisError, RedisResult, Value, aio::MultiplexedConnection};
 use tokio::{
     runtime::Handle,
-    time::{Instant, timeout_at},
+    time::{Instant, timeout},
 };
 
 use crate::{
     domain::error::{StoreError, StoreErrorKind},
     store::redis::{
-        connection::{NO_TIMEOUT, within},
+        connection::{NO_TIMEOUT, is_open, within},
         error::{closed, code, needs_another_connection, reply_error, store_error},
         key_names::window_of_slots,
         milliseconds,
@@ -42,26 +43,34 @@ pub(super) struct Session {
     end: Instant,
     /// Whether a transaction may have begun on the server whose end was not confirmed.
     in_transaction: bool,
-    /// Whether a new connection should replace this one.
+    /// Whether new connections should replace this one and the others of the pool.
     pub(super) is_lost: bool,
     /// Kept because a task may be dropped outside of any runtime.
     runtime: Handle,
 }
 
 impl Session {
-    /// Waits for a connection of the pool.
+    /// Waits for a connection of the pool, and replaces it by a new one if it has ended, or may be as dead as another:
+    /// `lost` is how many of the pool may be.
     ///
     /// # Panics
     ///
     /// Outside of a runtime.
-    pub(super) async fn check_out(pool: &Pool<RedisConnectionManager>) -> Result<Self, StoreError> {
-        let end = Instant::now() + TIMEOUT;
-        let Ok(Ok(pooled)) = timeout_at(end, pool.get_owned()).await else {
+    pub(super) async fn check_out(
+        pool: &Pool<RedisConnectionManager>,
+        lost: &AtomicU32,
+    ) -> Result<Self, StoreError> {
+        let Ok(Ok(mut pooled)) = timeout(TIMEOUT, pool.get_owned()).await else {
             return Err(NO_CONNECTION);
         };
+        if lost.load(Relaxed) > 0 || !is_open(&mut *pooled).await {
+            let fresh = within(TIMEOUT, pool.dedicated_connection()).await;
+            *pooled = fresh.map_err(|error| store_error(&error).unsent())?;
+            let _ = lost.fetch_update(Relaxed, Relaxed, |lost| lost.checked_sub(1));
+        }
         Ok(Self {
             pooled,
-            end,
+            end: Instant::now() + TIMEOUT,
             in_transaction: false,
             is_lost: false,
             runtime: Handle::current(),
@@ -150,18 +159,6 @@ impl Session {
             Some(code @ ("MOVED" | "ASK" | "CROSSSLOT")) => ON_A_CLUSTER.with_code(code),
             _ => reply_error(error),
         }
-    }
-
-    /// Replaces the connection by a new one, which has all of the time. If there is none, the old one stays.
-    pub(super) async fn renew(
-        &mut self,
-        pool: &Pool<RedisConnectionManager>,
-    ) -> Result<(), StoreError> {
-        let fresh = within(TIMEOUT, pool.dedicated_connection()).await;
-        *self.pooled = fresh.map_err(|error| store_error(&error).unsent())?;
-        self.end = Instant::now() + TIMEOUT;
-        (self.in_transaction, self.is_lost) = (false, false);
-        Ok(())
     }
 }
 
