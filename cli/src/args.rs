@@ -5,9 +5,10 @@ use std::path::PathBuf;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use clap_complete::Shell;
 
+use super::reading::ReadArgs;
 use super::{
-    Settings, block, blocks, check, contributors, doctor, hash, inspect, published, reset,
-    simulate, top, watch,
+    Settings, block, blocks, check, contributors, doctor, hash, inspect, reset, simulate, top,
+    watch,
 };
 
 /// See, explain and rehearse the limits of sluicegate.
@@ -68,7 +69,8 @@ pub(crate) enum Command {
     /// Say what is wrong with the server, or with the user's rights
     Doctor(doctor::DoctorArgs),
     /// Show the usage of an identity, and when it is free again
-    Inspect(inspect::InspectArgs),
+    #[command(after_help = include_str!("help/inspect.txt"))]
+    Inspect(ReadArgs),
     /// Say whether a request would pass now, and if not, why and until when
     Explain(inspect::ExplainArgs),
     /// Show the identities that use most, or are denied
@@ -82,7 +84,8 @@ pub(crate) enum Command {
     /// List the blocked identities
     Blocks(blocks::BlocksArgs),
     /// List the policies that services publish
-    Policies(published::PoliciesArgs),
+    #[command(after_help = include_str!("help/policies.txt"))]
+    Policies,
     /// Delete the counts of an identity
     Reset(reset::ResetArgs),
     /// Show the contributors that use up a shared limit

@@ -15,7 +15,7 @@ use super::block_report::{BlockReport, LevelReport};
 use super::error::warn;
 use super::hints::{Hints, Why};
 use super::identity::{IdentitiesArgs, Named};
-use super::scan::{DEFAULT_LOAD, Scan, of_home};
+use super::scan::{DEFAULT_LOAD, Scan};
 use super::text::{date_time, millis};
 use super::{BAD, BOLD, Error, Output, Result, Settings, confirm, hints, published, server, text};
 
@@ -117,21 +117,20 @@ pub(crate) fn block(args: &BlockArgs, settings: &Settings, output: &mut Output) 
         let (store, inspector) = server::connect(settings).await?;
         let limiter = server::limiter(store, settings);
         let published = inspector.policies().await.unwrap_or_default();
-        let doubts = Doubts::new(&inspector, settings, &published).await;
+        let doubts = Doubts::new(&inspector, &published).await;
         // Look before a block is stored, since it would hide that the service does not know the identity.
         let mut warnings = Vec::new();
         for named in &named {
             let doubt = doubts.of(&named.key).await;
             if doubt.is_proven && !args.force {
-                return Err(Error::usage(format_args!(
-                    "nothing was blocked: {} (--force blocks all the same)",
-                    doubt.text
-                )));
+                let why = format!("{} (--force blocks all the same)", doubt.text);
+                return Err(Error::usage(format_args!("nothing was blocked: {why}")));
             }
+            let text = Some(doubt.text).filter(|text| !text.is_empty());
             let unenforced = published::why_unenforced(&published, &named.key);
-            let reasons = unenforced.into_iter().chain([doubt.text]);
-            let reasons: Vec<String> = reasons.filter(|it| !it.is_empty()).collect();
-            warnings.push((!reasons.is_empty()).then(|| reasons.join("; ")));
+            let reasons: Vec<String> = unenforced.into_iter().chain(text).collect();
+            let reasons = reasons.join("; ");
+            warnings.push(Some(reasons).filter(|reasons| !reasons.is_empty()));
         }
         let mut warnings = warnings.into_iter();
         let work = async |named: &Named| {
@@ -199,7 +198,7 @@ async fn each(
     let (mut documents, mut warned) = (Vec::new(), BTreeMap::<String, u64>::new());
     for named in named {
         let done = work(named).await.map_err(|error| {
-            let error = of_home(error, inspector, &named.key);
+            let error = error.at(inspector.node_address(&named.key));
             match documents.len() {
                 0 => error,
                 done => error.of(format_args!("after {done} were {what}")),
@@ -252,21 +251,12 @@ pub(crate) fn unblock(
         }
         let limiter = server::limiter(store, settings);
         let doubts = OnceCell::new();
-        let work = async |named: &Named| {
-            let mut done = unblock_one(named, &limiter, &inspector).await?;
-            if done.document["was_blocked"] == false {
-                let doubts = doubts.get_or_init(|| Doubts::new(&inspector, settings, &[]));
-                done.hint = doubts.await.of(&named.key).await.text;
-            }
-            let warning = Some(&done.hint).filter(|it| !it.is_empty());
-            done.document["warning"] = json!(warning);
-            Ok(done)
-        };
+        let work = async |named: &Named| unblock_one(named, &limiter, &inspector, &doubts).await;
         let of = ("unblocked", args.all || args.identities.is_list());
         let all = each(&named, of, &inspector, output, work).await?;
         if named.is_empty() && !output.is_json() {
             output.line("Nobody is blocked.")?;
-            output.hint(&hints::why_empty(&inspector, settings).await)?;
+            output.hint(&hints::why_empty(&inspector, true).await)?;
         }
         missing?;
         let were_blocked = all.iter().all(|it| it["was_blocked"] == true);
@@ -288,26 +278,38 @@ async fn all_blocked(inspector: &Inspector) -> Result<(Vec<Named>, Result<()>)> 
     Ok((named, scan.end()))
 }
 
-async fn unblock_one(named: &Named, limiter: &Limiter, inspector: &Inspector) -> Result<Done> {
-    let now_ms = inspector.now_ms(&named.key).await?;
-    let held = inspector.block(&named.key).await?;
-    limiter.unblock(&named.key).await?;
-    let level = LevelReport::of(&held, now_ms);
-    let held = BlockReport::of(&held, now_ms);
-    let stored = inspector.name(&named.key, "");
+async fn unblock_one<'a>(
+    named: &Named,
+    limiter: &Limiter,
+    inspector: &'a Inspector,
+    doubts: &OnceCell<Doubts<'a>>,
+) -> Result<Done> {
+    let key = &named.key;
+    let (now_ms, stored) = (inspector.now_ms(key).await?, inspector.block(key).await?);
+    limiter.unblock(key).await?;
+    let held = BlockReport::of(&stored, now_ms);
+    let level = LevelReport::of(&stored, now_ms);
+    let was_blocked = !matches!(held, Ok(None));
+    let mut hint = String::new();
+    if !was_blocked {
+        let doubts = doubts.get_or_init(|| Doubts::new(inspector, &[])).await;
+        hint = doubts.of(key).await.text;
+    }
     let said = match (&held, &level) {
         (Err(_), _) => ": a block that could not be read was deleted.",
         (Ok(Some(_)), _) => " is no longer blocked.",
         (Ok(None), Some(_)) => " was not blocked; its ban level is cleared.",
         (Ok(None), None) => " was not blocked.",
     };
-    let was_blocked = !matches!(held, Ok(None));
+    let stored = inspector.name(key, "");
+    let identity = stored.identity();
     Ok(Done {
-        line: format!("{BOLD}{}{BOLD:#}{said}", named.title(stored.identity())),
+        line: format!("{BOLD}{}{BOLD:#}{said}", named.title(identity)),
         document: json!({
-            "identity": stored.identity(), "now_ms": now_ms, "was_blocked": was_blocked, "ban_level": level,
+            "identity": identity, "now_ms": now_ms, "was_blocked": was_blocked, "ban_level": level,
+            "warning": Some(&hint).filter(|it| !it.is_empty()),
         }),
-        hint: String::new(),
+        hint,
         warnings: Vec::new(),
     })
 }
@@ -321,18 +323,14 @@ struct Doubts<'a> {
 }
 
 impl<'a> Doubts<'a> {
-    async fn new(
-        inspector: &'a Inspector,
-        settings: &Settings,
-        published: &[PublishedPolicy],
-    ) -> Self {
+    async fn new(inspector: &'a Inspector, published: &[PublishedPolicy]) -> Self {
         let denials = match inspector.index_now_ms().await {
             Ok(now_ms) => inspector.denials(now_ms).await.unwrap_or_default(),
             Err(_) => Vec::new(),
         };
         Self {
             inspector,
-            hints: Hints::look(inspector, settings, published).await,
+            hints: Hints::look(inspector, published).await,
             denied: denials.iter().map(|it| it.identity().to_owned()).collect(),
         }
     }

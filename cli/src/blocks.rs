@@ -9,9 +9,9 @@ use sluicegate::StoreError;
 use sluicegate::store::redis::inspect::{Inspector, StoredBlock, StoredName};
 
 use super::block_report::{BlockReport, LevelReport};
-use super::scan::{DEFAULT_LOAD, Scan, Share};
+use super::scan::{LOAD, Scan, parse_load};
 use super::text::{date_time, span};
-use super::{Error, Output, Result, Settings, Table, hints, server};
+use super::{Cell, Error, Output, Result, Settings, Table, hints, server};
 
 #[derive(Args)]
 #[command(after_help = include_str!("help/blocks.txt"))]
@@ -29,8 +29,8 @@ pub(crate) struct BlocksArgs {
     scan: bool,
 
     /// With --scan, the share of the time in which a server may be busy, from 0.1%
-    #[arg(long, value_name = "SHARE", default_value_t = DEFAULT_LOAD, value_parser = Share::parse_load)]
-    load: Share,
+    #[arg(long, value_name = "SHARE", default_value = LOAD, value_parser = parse_load)]
+    load: f64,
 }
 
 /// The number of blocks to read at a time.
@@ -40,30 +40,27 @@ const BATCH: u32 = 250;
 struct Found<'a> {
     args: &'a BlocksArgs,
     /// The first `--number`, by identity.
-    blocks: BTreeMap<String, Listed>,
+    rows: BTreeMap<String, Row>,
     /// Hashes of all identities, because a scan may return an identity twice.
     seen: HashSet<u64>,
     /// Whether all keys are scanned, instead of the index.
     scanned: bool,
 }
 
-/// A block and a level at a time, or the reason why the block cannot be read.
-type Listed = Result<(BlockReport, Option<LevelReport>, u64), String>;
+/// A block as JSON, and as cells; without cells if it cannot be read.
+type Row = (Value, Option<[Cell; 5]>);
 
 pub(crate) fn run(args: &BlocksArgs, settings: &Settings, output: &mut Output) -> Result<bool> {
     server::inspect(settings, async |inspector| {
         let mut found = Found {
             args,
-            blocks: BTreeMap::new(),
+            rows: BTreeMap::new(),
             seen: HashSet::new(),
             scanned: args.scan,
         };
         let missing = found.find(&inspector).await?;
-        let is_none = found.blocks.is_empty() && args.by.is_none() && !output.is_json();
-        let why = match is_none {
-            true => hints::why_empty(&inspector, settings).await,
-            false => String::new(),
-        };
+        let is_none = found.rows.is_empty() && args.by.is_none() && !output.is_json();
+        let why = hints::why_empty(&inspector, is_none).await;
         output.report(&found.document(), |_, output| found.write(&why, output))?;
         missing.map(|()| true)
     })
@@ -102,45 +99,42 @@ impl Found<'_> {
     }
 
     fn add(&mut self, names: &[StoredName], blocks: Vec<StoredBlock>, now_ms: u64) {
-        for (name, block) in names.iter().zip(blocks) {
-            let listed = match (BlockReport::of(&block, now_ms), &block) {
-                (_, Err(error)) => Err(error.to_string()),
-                (Ok(Some(held)), _) => Ok((held, LevelReport::of(&block, now_ms), now_ms)),
+        let by = self.args.by.as_deref();
+        for (name, stored) in names.iter().zip(blocks) {
+            let identity = name.identity();
+            let row = match (&stored, BlockReport::of(&stored, now_ms)) {
+                (Err(error), _) if by.is_none() => (
+                    json!({ "identity": identity, "error": error.to_string() }),
+                    None,
+                ),
+                (_, Ok(Some(block))) if by.is_none_or(|by| block.by == by) => {
+                    let level = LevelReport::of(&stored, now_ms);
+                    row(identity, &block, level.as_ref(), now_ms)
+                }
                 _ => continue,
             };
-            let (by, mut hasher) = (self.args.by.as_deref(), DefaultHasher::new());
-            let is_meant = |by| listed.as_ref().is_ok_and(|(block, ..)| block.by == by);
-            name.identity().hash(&mut hasher);
-            if by.is_none_or(is_meant) {
-                self.seen.insert(hasher.finish());
-                self.blocks.insert(name.identity().to_owned(), listed);
-            }
-            if self.blocks.len() as u64 > self.args.number.into() {
-                self.blocks.pop_last();
+            let mut hasher = DefaultHasher::new();
+            identity.hash(&mut hasher);
+            self.seen.insert(hasher.finish());
+            self.rows.insert(identity.to_owned(), row);
+            if self.rows.len() as u64 > self.args.number.into() {
+                self.rows.pop_last();
             }
         }
     }
 
     fn document(&self) -> Value {
-        let (mut blocks, mut unreadable) = (Vec::new(), Vec::new());
-        for (identity, listed) in &self.blocks {
-            match listed {
-                Ok((block, level, _)) => {
-                    let mut row = json!(block);
-                    row["identity"] = json!(identity);
-                    row["ban_level"] = json!(level);
-                    blocks.push(row);
-                }
-                Err(error) => unreadable.push(json!({ "identity": identity, "error": error })),
-            }
-        }
+        let rows = self.rows.values();
+        let (blocks, unreadable): (Vec<_>, Vec<_>) = rows.partition(|row| row.1.is_some());
+        let [blocks, unreadable] = [blocks, unreadable].map(|it| it.into_iter().map(|row| &row.0));
         json!({
-            "scanned": self.scanned, "total": self.seen.len(), "blocks": blocks, "unreadable": unreadable,
+            "scanned": self.scanned, "total": self.seen.len(), "blocks": blocks.collect::<Vec<_>>(),
+            "unreadable": unreadable.collect::<Vec<_>>(),
         })
     }
 
-    fn write(&self, why: &str, output: &mut Output) -> Result<()> {
-        if self.blocks.is_empty() {
+    fn write(self, why: &str, output: &mut Output) -> Result<()> {
+        if self.rows.is_empty() {
             if let Some(by) = &self.args.by {
                 return output.line(format!("No identity is blocked by this origin: {by}."));
             }
@@ -151,34 +145,35 @@ impl Found<'_> {
                 false => "Blocks that are not in the index are found by --scan",
             });
         }
+        let more = self.seen.len() - self.rows.len();
         let mut table = Table::new(["identity", "by", "until", "left", "why"]);
-        for (identity, listed) in &self.blocks {
-            let (block, level, now_ms) = match listed {
-                Ok(listed) => listed,
-                Err(error) => {
-                    output.warn(format!(
-                        "the block of {identity} cannot be read: {error}; `sluicegate unblock` deletes it"
-                    ))?;
-                    continue;
-                }
-            };
-            let left = |ms: u64| span(ms.saturating_sub(*now_ms));
-            let until = block.until_ms.map_or("for ever".to_owned(), date_time);
-            let level = level.as_ref().map(|it| format!(" (level {})", it.level));
-            table.row([
-                identity.as_str().into(),
-                format!("{}{}", block.by, level.unwrap_or_default()).into(),
-                until.into(),
-                block.until_ms.map_or(String::new(), left).into(),
-                block.why().unwrap_or_default().into(),
-            ]);
+        for (identity, (document, cells)) in self.rows {
+            match (cells, document["error"].as_str().unwrap_or_default()) {
+                (Some(cells), _) => table.row(cells),
+                (None, error) => output.warn(format!(
+                    "the block of {identity} cannot be read: {error}; `sluicegate unblock` deletes it"
+                ))?,
+            }
         }
         output.table(&table)?;
-        let (total, listed) = (self.seen.len(), self.blocks.len());
-        if total > listed {
-            let more = total - listed;
+        if more > 0 {
+            let total = self.seen.len();
             output.line(format!("and {more} more: list them with --number {total}"))?;
         }
         Ok(())
     }
+}
+
+fn row(identity: &str, block: &BlockReport, level: Option<&LevelReport>, now_ms: u64) -> Row {
+    let left = |ms: u64| span(ms.saturating_sub(now_ms));
+    let until = block.until_ms.map_or("for ever".to_owned(), date_time);
+    let of_level = level.map(|it| format!(" (level {})", it.level));
+    let by = format!("{}{}", block.by, of_level.unwrap_or_default());
+    let left = block.until_ms.map_or(String::new(), left);
+    let why = block.why().unwrap_or_default();
+    let mut document = json!(block);
+    document["identity"] = json!(identity);
+    document["ban_level"] = json!(level);
+    let cells = [identity.to_owned(), by, until, left, why];
+    (document, Some(cells.map(Cell::from)))
 }

@@ -11,7 +11,7 @@ use sluicegate::{Key, Policy, Rule};
 use super::hints::Hints;
 use super::identity::IdentitiesArgs;
 use super::text::{grouped, millis, printable, span};
-use super::{BOLD, Cell, Error, Output, Result, Settings, Table, policies_file, published, server};
+use super::{BOLD, Cell, Error, Output, Result, Settings, Table, published, server};
 
 #[derive(Args)]
 #[command(after_help = include_str!("help/contributors.txt"))]
@@ -45,12 +45,11 @@ pub(crate) fn run(
     output: &mut Output,
 ) -> Result<bool> {
     let key = args.identities.one(settings.ipv6_prefix())?.key;
-    let policy = policy(args, settings)?;
     let (policy, all, why) = server::inspect(settings, async |inspector| {
-        let policy = published(policy, &args.policy, settings, &inspector).await?;
+        let policy = policy(args, settings, &inspector).await?;
         let all = inspector.contributors(&policy, &key).await?;
         let why = match all.iter().next().is_none() && !output.is_json() {
-            true => why_none(&args.policy, &key, &inspector, settings).await?,
+            true => why_none(&args.policy, &key, &inspector).await?,
             false => String::new(),
         };
         Ok((policy, all, why))
@@ -103,32 +102,18 @@ fn listed(all: &Contributors, number: usize) -> (Vec<Value>, Table, u64) {
     (rows, table, listed)
 }
 
-/// The policy of the file, or one with this window: the limit does not matter here. `None` without either.
-fn policy(args: &ContributorsArgs, settings: &Settings) -> Result<Option<Policy>> {
-    if let Some(rule) = args.window {
-        let policy = Policy::new(&args.policy, [rule]);
-        return policy.map(Some).map_err(Error::usage);
-    }
-    let Some(file) = settings.policies_or(args.policies.as_deref()) else {
-        return Ok(None);
-    };
-    let policies = policies_file::load(file)?;
-    let policy = policies_file::named(&policies, file, &args.policy)?;
-    Ok(Some(policy.clone()))
-}
-
-/// The policy that services publish under this name, if no other is `known`.
-async fn published(
-    known: Option<Policy>,
-    name: &str,
+/// The policy of the file, or that services publish, or one with this window: the limit does not matter here.
+async fn policy(
+    args: &ContributorsArgs,
     settings: &Settings,
     inspector: &Inspector,
 ) -> Result<Policy> {
-    if let Some(known) = known {
-        return Ok(known);
+    if let Some(rule) = args.window {
+        return Policy::new(&args.policy, [rule]).map_err(Error::usage);
     }
-    let limits = published::limits(settings, None, inspector).await?;
-    limits.of(name).pop().ok_or_else(|| {
+    let (file, named) = (args.policies.as_deref(), std::slice::from_ref(&args.policy));
+    let limits = published::limits(settings, file, inspector, named).await?;
+    limits.of(&args.policy).pop().ok_or_else(|| {
         Error::usage(
             "the window is needed, and no service publishes this policy: give --policies FILE or --window TIME, or write \
              `policies = \"FILE\"` into sluicegate.toml",
@@ -165,25 +150,15 @@ fn window_ms(rule: &Rule) -> u64 {
     }
 }
 
-async fn why_none(
-    policy: &str,
-    key: &Key,
-    inspector: &Inspector,
-    settings: &Settings,
-) -> Result<String> {
-    let hints = Hints::look(inspector, settings, &[]).await;
+async fn why_none(policy: &str, key: &Key, inspector: &Inspector) -> Result<String> {
+    let hints = Hints::look(inspector, &[]).await;
     let why = match hints.why_no_policy(policy) {
         None => hints.why_unknown(key).await?,
         why => why,
     };
-    Ok(why.map_or_else(
-        || {
-            "Counts are stored for it: does the service name contributors under this policy (`Charge::with_contributor`, or \
-             `contributors` of the layer), and is the window that of its longest rule?"
-                .into()
-        },
-        |why| why.text,
-    ))
+    let text = "Counts are stored for it: does the service name contributors under this policy (`Charge::with_contributor`, or \
+                `contributors` of the layer), and is the window that of its longest rule?";
+    Ok(why.map_or(text.to_owned(), |why| why.text))
 }
 
 #[cfg(test)]

@@ -35,13 +35,11 @@ impl DenialReport {
 /// Writes the denials of an identity. `None` means that the tool has no right to read them.
 pub(crate) fn write(denied: Option<&[DenialReport]>, output: &mut Output) -> Result<()> {
     let Some(denied) = denied else {
-        return output
-            .hint("how often it was denied cannot be read: the right `+zrange` is missing");
+        let text = "how often it was denied cannot be read: the right `+zrange` is missing";
+        return output.hint(text);
     };
-    for report in denied {
-        output.line(report.text())?;
-    }
-    Ok(())
+    let mut denied = denied.iter();
+    denied.try_for_each(|report| output.line(report.text()))
 }
 
 #[cfg(test)]

@@ -58,12 +58,26 @@ impl Error {
         self
     }
 
+    /// The same error with another behind it.
+    pub(crate) fn and(mut self, other: impl fmt::Display) -> Self {
+        self.message = format!("{}; and {other}", self.message);
+        self
+    }
+
     /// The same error with the name of the server in front, if the error is about a server.
     pub(crate) fn about(mut self, server: impl fmt::Display) -> Self {
         if self.exit == SERVER {
             self = self.of(server);
         }
         self
+    }
+
+    /// The same error with the address of its node in front, if there are several nodes.
+    pub(crate) fn at(self, node: Option<String>) -> Self {
+        match node {
+            Some(node) => self.about(format_args!("its node {node}")),
+            None => self,
+        }
     }
 
     /// Prints the error on stderr, and returns the exit code.

@@ -7,9 +7,8 @@ use sluicegate::Key;
 use sluicegate::policies::PublishedPolicy;
 use sluicegate::store::redis::inspect::{Inspector, StoredName};
 
-use super::scan::of_node;
 use super::text::{grouped, printable};
-use super::{Error, Result, Settings};
+use super::{Error, Result};
 
 /// The number of keys for each SCAN. A server serves nothing else during a SCAN, for less than a millisecond.
 const BATCH: u32 = 500;
@@ -29,7 +28,7 @@ pub(crate) struct Why {
 }
 
 impl Why {
-    fn misnamed(text: String, is_proven: bool) -> Self {
+    const fn misnamed(text: String, is_proven: bool) -> Self {
         let is_misnamed = true;
         Self {
             text,
@@ -65,13 +64,9 @@ pub(crate) struct Hints<'a> {
 }
 
 impl<'a> Hints<'a> {
-    pub(crate) async fn look(
-        inspector: &'a Inspector,
-        settings: &Settings,
-        published: &[PublishedPolicy],
-    ) -> Self {
+    pub(crate) async fn look(inspector: &'a Inspector, published: &[PublishedPolicy]) -> Self {
         let is_published = !published.is_empty();
-        let prefix = settings.prefix().to_owned();
+        let prefix = inspector.name(&Key::new("", ""), "").prefix().to_owned();
         let kinds = published.iter().flat_map(PublishedPolicy::kinds);
         let mut hints = Self {
             inspector,
@@ -95,7 +90,7 @@ impl<'a> Hints<'a> {
         let selection = self.inspector.all_prefixes();
         let share = MOST / u64::try_from(servers.len()).unwrap_or(1).max(1);
         for server in &servers {
-            let of_node = |error| of_node(Error::from(error), server);
+            let of_node = |error| Error::from(error).at(server.address());
             let count = server.key_count().await.map_err(of_node)?;
             let (mut cursor, mut looked_at) = (0, 0);
             while looked_at < share {
@@ -150,15 +145,16 @@ impl<'a> Hints<'a> {
                 "Whether the service names it so could not be checked: {}",
                 error.message()
             )),
-            None if self.prefixes.is_empty() => {
-                let text = "is this the service's server, and its database?";
-                Why::other(format!("No counts are stored{among}: {text}"))
-            }
+            None if self.prefixes.is_empty() => Why::other(format!(
+                "No counts are stored{among}: is this the service's server, and its database?"
+            )),
             None => {
                 let others = listed(&self.prefixes);
-                let text = format!("under the prefix `{prefix}`{among}, but under {others}");
-                let text = format!("No counts are stored {text}: see --prefix");
-                Why::misnamed(text, is_proven)
+                let text = format!("No counts are stored under the prefix `{prefix}`{among}");
+                Why::misnamed(
+                    format!("{text}, but under {others}: see --prefix"),
+                    is_proven,
+                )
             }
         })
     }
@@ -269,9 +265,12 @@ impl<'a> Hints<'a> {
     }
 }
 
-/// One sentence that says why there is nothing under the prefix; empty without a reason.
-pub(crate) async fn why_empty(inspector: &Inspector, settings: &Settings) -> String {
-    let why = Hints::look(inspector, settings, &[]).await.why_empty();
+/// One sentence that says why there is nothing under the prefix; empty without a reason, or if it is not wanted.
+pub(crate) async fn why_empty(inspector: &Inspector, is_wanted: bool) -> String {
+    if !is_wanted {
+        return String::new();
+    }
+    let why = Hints::look(inspector, &[]).await.why_empty();
     why.unwrap_or_default().text
 }
 

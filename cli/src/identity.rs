@@ -2,9 +2,8 @@
 
 use std::fmt::Display;
 use std::fs::File;
-use std::io;
-use std::io::Read;
-use std::net::{IpAddr, Ipv4Addr};
+use std::io::{self, Read};
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -40,33 +39,33 @@ pub(crate) struct IdentitiesArgs {
     hashed: bool,
 }
 
-/// An identity from the arguments: its key, and the text that you typed.
+/// An identity from the arguments.
 pub(crate) struct Named {
     pub(crate) key: Key,
-    identity: Identity,
-    hashed: bool,
+    /// The text that you typed, without a value that you kept out of the shell's history or marked as a secret.
+    typed: String,
 }
 
 impl Named {
     /// An identity in the form that the store lists: `user=alice`, or a hash. `None` for other text.
     pub(crate) fn listed(stored: &str) -> Option<Self> {
         let (kind, value) = stored.split_once('=')?;
-        let (key, leaked) = (hashed_key(leaked(kind), value), leaked(kind));
-        let identity = Identity {
-            kind: kind.into(),
-            value: value.into(),
-        };
-        Some(Self {
-            key: key.unwrap_or_else(|| Key::new(leaked, value)),
-            identity,
-            hashed: false,
-        })
+        let (kind, typed) = (leaked(kind), printable(stored.as_bytes()));
+        let key = hashed_key(kind, value).unwrap_or_else(|| Key::new(kind, value));
+        Some(Self { key, typed })
     }
 
     /// The identity as you typed it, with the stored form if that differs.
     pub(crate) fn title(&self, stored: &str) -> String {
-        self.identity.title(self.hashed, stored)
+        title(&self.typed, stored)
     }
+}
+
+fn title(typed: &str, stored: &str) -> String {
+    if typed == stored || stored.starts_with(&format!("{typed}=")) {
+        return stored.to_owned();
+    }
+    format!("{typed} ({stored})")
 }
 
 impl IdentitiesArgs {
@@ -86,10 +85,10 @@ impl IdentitiesArgs {
         }
         let mut named = Vec::new();
         for identity in &self.identities {
-            self.add(&mut named, identity.clone(), ipv6_prefix)?;
+            self.add(&mut named, identity, ipv6_prefix)?;
         }
         if let Some(file) = &self.file {
-            let text = read_file(file)?;
+            let text = read(file, MAX_FILE)?;
             for (number, line) in (1..).zip(text.lines()) {
                 if line.trim().is_empty() || line.trim_start().starts_with('#') {
                     continue;
@@ -101,7 +100,7 @@ impl IdentitiesArgs {
                 if identity.value == "-" {
                     return Err(place(&"a value of - is for the command line only"));
                 }
-                let added = self.add(&mut named, identity, ipv6_prefix);
+                let added = self.add(&mut named, &identity, ipv6_prefix);
                 added.map_err(|error| place(&error.message()))?;
             }
         }
@@ -122,14 +121,11 @@ impl IdentitiesArgs {
         }
     }
 
-    fn add(&self, all: &mut Vec<Named>, identity: Identity, ipv6_prefix: u8) -> Result<()> {
-        let (key, hashed) = (identity.key(self.hashed, ipv6_prefix)?, self.hashed);
+    fn add(&self, all: &mut Vec<Named>, identity: &Identity, ipv6_prefix: u8) -> Result<()> {
+        let key = identity.key(self.hashed, ipv6_prefix)?;
+        let typed = identity.typed(self.hashed);
         if !all.iter().any(|other| other.key == key) {
-            all.push(Named {
-                key,
-                identity,
-                hashed,
-            });
+            all.push(Named { key, typed });
         }
         Ok(())
     }
@@ -171,15 +167,14 @@ impl FromStr for Identity {
 
 impl Identity {
     fn key(&self, hashed: bool, ipv6_prefix: u8) -> Result<Key> {
-        if self.value == "-" {
-            let stdin = read_stdin(MAX_STDIN)?;
-            let value = stdin.trim_end_matches(['\r', '\n']);
-            if value.is_empty() {
-                return Err(Error::usage("stdin: there is no value"));
-            }
-            return key(&self.kind, value, hashed, ipv6_prefix);
+        if self.value != "-" {
+            return key(&self.kind, &self.value, hashed, ipv6_prefix);
         }
-        key(&self.kind, &self.value, hashed, ipv6_prefix)
+        let stdin = read(Path::new("-"), MAX_STDIN)?;
+        match stdin.trim_end_matches(['\r', '\n']) {
+            "" => Err(Error::usage("stdin: there is no value")),
+            value => key(&self.kind, value, hashed, ipv6_prefix),
+        }
     }
 
     pub(crate) fn kind(&self) -> &str {
@@ -191,16 +186,12 @@ impl Identity {
         &self.value
     }
 
-    /// Leaves out a value that you kept out of the shell's history or marked as a secret.
-    fn title(&self, hashed: bool, stored: &str) -> String {
-        let typed = match hashed || self.value == "-" {
-            true => self.kind.clone(),
-            false => printable(format!("{}={}", self.kind, self.value).as_bytes()),
-        };
-        if typed == stored || stored.starts_with(&format!("{typed}=")) {
-            return stored.to_owned();
+    /// The text without a value that you kept out of the shell's history or marked as a secret.
+    fn typed(&self, hashed: bool) -> String {
+        if hashed || self.value == "-" {
+            return self.kind.clone();
         }
-        format!("{typed} ({stored})")
+        printable(format!("{}={}", self.kind, self.value).as_bytes())
     }
 }
 
@@ -224,7 +215,14 @@ pub(crate) fn key(kind: &str, value: &str, hashed: bool, ipv6_prefix: u8) -> Res
         )));
     }
     match kind.split_once(':') {
-        Some((kind @ ("header" | "cookie"), name)) => named(kind, name, value),
+        Some(("header", name)) => {
+            let header = name.parse::<Header>().map_err(Error::usage)?;
+            Ok(header.key(value))
+        }
+        Some(("cookie", name)) => {
+            let cookie = name.parse::<Cookie>().map_err(Error::usage)?;
+            Ok(cookie.key(value))
+        }
         _ if hashed => Ok(Key::secret(leaked(kind), value)),
         _ if kind == "ip" => address(value, ipv6_prefix),
         _ => Ok(Key::new(leaked(kind), value)),
@@ -237,60 +235,39 @@ fn is_hash(value: &str) -> bool {
     hash.len() == 32 && hash.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-/// The key of a header or a cookie.
-fn named(kind: &str, name: &str, value: &str) -> Result<Key> {
-    let key = match kind {
-        "cookie" => name.parse().map(|cookie: Cookie| cookie.key(value)),
-        _ => name.parse().map(|header: Header| header.key(value)),
-    };
-    key.map_err(Error::usage)
-}
-
 /// The key that `PeerIp` and `ForwardedIp` make: for an IPv6 address, its network.
 fn address(text: &str, ipv6_prefix: u8) -> Result<Key> {
-    let error = || {
-        Error::usage(format_args!(
-            "`{text}` is no IP address: write 203.0.113.7, 2001:db8::7, or an IPv6 network of 32 to 128 bits: 2001:db8::/64"
-        ))
+    let (address, bits) = match text.split_once('/') {
+        None => (text, Some(ipv6_prefix)),
+        Some((network, bits)) => (network, bits.parse().ok()),
     };
-    let network = text.split_once('/').map(|it| it.0);
-    if network.is_some_and(|it| it.parse::<Ipv4Addr>().is_ok()) {
-        return Err(Error::usage(format_args!(
+    let bits = bits.filter(|bits| (32..=128).contains(bits));
+    match (address.parse::<IpAddr>(), bits) {
+        (Ok(IpAddr::V4(_)), _) if address != text => Err(Error::usage(format_args!(
             "`{text}`: IPv4 addresses are limited and blocked one by one: list them in a --file, or deny the network in \
              the service (`RateLimitLayer::deny_keys`) or in front of it"
-        )));
+        ))),
+        (Ok(address), Some(bits)) => Ok(PeerIp.ipv6_prefix(bits).key(address)),
+        _ => Err(Error::usage(format_args!(
+            "`{text}` is no IP address: write 203.0.113.7, 2001:db8::7, or an IPv6 network of 32 to 128 bits: 2001:db8::/64"
+        ))),
     }
-    let (address, bits) = match text.split_once('/') {
-        None => (text, ipv6_prefix),
-        Some((network, bits)) => (network, bits.parse().map_err(|_| error())?),
+}
+
+/// The text of a file, or of stdin if the path is `-`, of fewer bytes than `most`.
+fn read(path: &Path, most: u64) -> Result<String> {
+    let (mut text, is_stdin) = (String::new(), path.as_os_str() == "-");
+    let name = if is_stdin { Path::new("stdin") } else { path };
+    let read = match is_stdin {
+        true => io::stdin().take(most).read_to_string(&mut text),
+        false => File::open(path).and_then(|file| file.take(most).read_to_string(&mut text)),
     };
-    let address: IpAddr = address.parse().map_err(|_| error())?;
-    // Bits from the settings have been checked already.
-    if text.contains('/') && !(32..=128).contains(&bits) {
-        return Err(error());
-    }
-    Ok(PeerIp.ipv6_prefix(bits).key(address))
-}
-
-fn read_stdin(most: u64) -> Result<String> {
-    let mut text = String::new();
-    let read = io::stdin().take(most).read_to_string(&mut text);
-    read.map_err(|error| Error::usage(format_args!("stdin: {error}")))?;
-    Ok(text)
-}
-
-fn read_file(path: &Path) -> Result<String> {
-    let mut text = String::new();
-    if path.as_os_str() == "-" {
-        text = read_stdin(MAX_FILE)?;
-    } else {
-        let read = File::open(path).and_then(|file| file.take(MAX_FILE).read_to_string(&mut text));
-        read.map_err(|error| Error::file(path, &error))?;
-    }
-    let too_long = || io::Error::other("the list is longer than 16 MiB");
-    match text.len() as u64 {
-        0..MAX_FILE => Ok(text),
-        _ => Err(Error::file(path, &too_long())),
+    match read.map_err(|error| Error::file(name, &error))? as u64 {
+        length if length < most => Ok(text),
+        _ => {
+            let error = format!("it is longer than {} MiB", most >> 20);
+            Err(Error::file(name, &io::Error::other(error)))
+        }
     }
 }
 
@@ -373,8 +350,9 @@ mod tests {
 
     #[test]
     fn a_title_is_what_was_typed_and_what_is_stored() {
-        let title =
-            |text: &str, hashed, stored| text.parse::<Identity>().unwrap().title(hashed, stored);
+        let title = |text: &str, hashed, stored| {
+            title(&text.parse::<Identity>().unwrap().typed(hashed), stored)
+        };
         assert_eq!(title("user=alice", false, "user=alice"), "user=alice");
         let (hash, other) = ("header=#5877", "api-key=#5877");
         assert_eq!(

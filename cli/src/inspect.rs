@@ -8,13 +8,6 @@ use super::report::Report;
 use super::{BAD, GOOD, Output, Result, Settings, server};
 
 #[derive(Args)]
-#[command(after_help = include_str!("help/inspect.txt"))]
-pub(crate) struct InspectArgs {
-    #[command(flatten)]
-    read: ReadArgs,
-}
-
-#[derive(Args)]
 #[command(after_help = include_str!("help/explain.txt"))]
 pub(crate) struct ExplainArgs {
     #[command(flatten)]
@@ -25,8 +18,8 @@ pub(crate) struct ExplainArgs {
     cost: u64,
 }
 
-pub(crate) fn run(args: &InspectArgs, settings: &Settings, output: &mut Output) -> Result<bool> {
-    let mut reports = read(&args.read, settings, None)?;
+pub(crate) fn run(args: &ReadArgs, settings: &Settings, output: &mut Output) -> Result<bool> {
+    let mut reports = read(args, settings, None)?;
     for report in &mut reports {
         report.unreadable_block.take().map_or(Ok(()), Err)?;
     }
@@ -56,7 +49,7 @@ fn read(args: &ReadArgs, settings: &Settings, cost: Option<u64>) -> Result<Vec<R
         }
         let mut reports = Vec::new();
         for named in args.identities.named(settings.ipv6_prefix())? {
-            let reader = args.reader(settings, &inspector, &limits, named).await?;
+            let reader = args.reader(&inspector, &limits, named).await?;
             let mut report = reader.read(cost.unwrap_or(1)).await?;
             reader.complete(&mut report).await;
             reports.push(report);

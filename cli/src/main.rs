@@ -16,7 +16,6 @@ mod holders;
 mod identity;
 mod inspect;
 mod output;
-mod period;
 mod policies_file;
 mod published;
 mod reading;
@@ -26,7 +25,6 @@ mod scan;
 mod server;
 mod settings;
 mod simulate;
-mod sparkline;
 mod style;
 mod table;
 mod text;
@@ -68,7 +66,7 @@ fn run(cli: Cli) -> Result<bool> {
         Command::Block(args) => block::block(&args, &settings()?, output),
         Command::Unblock(args) => block::unblock(&args, &settings()?, output),
         Command::Blocks(args) => blocks::run(&args, &settings()?, output),
-        Command::Policies(args) => published::run(&args, &settings()?, output),
+        Command::Policies => published::run(&settings()?, output),
         Command::Reset(args) => reset::run(&args, &settings()?, output),
         Command::Contributors(args) => contributors::run(&args, &settings()?, output),
         Command::Hash(args) => hash::run(&args, &settings()?, output),

@@ -67,8 +67,9 @@ impl PoliciesFile {
     }
 }
 
-/// The policies of a file, for verbs that use them. The error names the first mistake and its place.
-pub(crate) fn load(path: &Path) -> Result<Vec<Policy>> {
+/// The policies of a file, for verbs that use them; it has to have those that are `named`. The error names the first
+/// mistake and its place.
+pub(crate) fn load(path: &Path, named: &[String]) -> Result<Vec<Policy>> {
     let file = PoliciesFile::read(path)?;
     if let Some(mistake) = file.errors.first() {
         let (place, message) = (file.place(mistake.span.as_ref()), &mistake.message);
@@ -80,20 +81,17 @@ pub(crate) fn load(path: &Path) -> Result<Vec<Policy>> {
     }
     let policies = file.policies.into_iter().map(|found| found.policy);
     let policies = Policies::new(policies).map_err(Error::usage)?;
+    for name in named {
+        policies.get(name).ok_or_else(|| {
+            let (path, name) = (path.display(), printable(name.as_bytes()));
+            let names: Vec<&str> = policies.iter().map(Policy::name).collect();
+            let names = names.join(", ");
+            Error::usage(format_args!(
+                "{path} has no policy `{name}`: there are {names}"
+            ))
+        })?;
+    }
     Ok(policies.iter().cloned().collect())
-}
-
-/// The policy with this name from this file.
-pub(crate) fn named<'a>(policies: &'a [Policy], file: &Path, name: &str) -> Result<&'a Policy> {
-    let found = policies.iter().find(|policy| policy.name() == name);
-    found.ok_or_else(|| {
-        let (file, name) = (file.display(), printable(name.as_bytes()));
-        let names: Vec<&str> = policies.iter().map(Policy::name).collect();
-        let names = names.join(", ");
-        Error::usage(format_args!(
-            "{file} has no policy `{name}`: there are {names}"
-        ))
-    })
 }
 
 /// Reads each policy separately, so that you see all policies with a mistake.

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use clap::Args;
 use serde::Serialize;
 use serde_json::{Value, json};
 use sluicegate::error::StoreErrorKind;
@@ -18,18 +17,12 @@ use super::{Error, Output, Result, Settings, Table, hints, policies_file, server
 /// A process publishes its policies every five minutes. A definition that is older than this is not in use.
 const IN_USE_MS: u64 = 15 * 60_000;
 
-#[derive(Args)]
-#[command(after_help = include_str!("help/policies.txt"))]
-pub(crate) struct PoliciesArgs {}
-
-pub(crate) fn run(_: &PoliciesArgs, settings: &Settings, output: &mut Output) -> Result<bool> {
+pub(crate) fn run(settings: &Settings, output: &mut Output) -> Result<bool> {
     let (published, now_ms, why) = server::inspect(settings, async |inspector| {
         let now_ms = inspector.index_now_ms().await?;
         let published = inspector.policies().await?;
-        let why = match published.is_empty() && !output.is_json() {
-            true => hints::why_empty(&inspector, settings).await,
-            false => String::new(),
-        };
+        let is_none = published.is_empty() && !output.is_json();
+        let why = hints::why_empty(&inspector, is_none).await;
         Ok((by_name(published), now_ms, why))
     })?;
     let (rows, table, differing, has_shadow) = definitions(&published, now_ms);
@@ -117,37 +110,39 @@ impl Limits {
         names
     }
 
+    /// The reason why there are no limits.
+    pub(crate) fn why_unlimited(&self) -> String {
+        let unread = |why: &Error| {
+            format!(
+                "the published policies could not be read ({})",
+                why.message()
+            )
+        };
+        let none = || "the service publishes no limits".to_owned();
+        self.unpublished.as_ref().map_or_else(none, unread)
+    }
+
     /// The error of a verb that needs limits where there are none. If a node of a cluster does not answer, the verb says
     /// what it can without them.
     pub(crate) fn why_none(&self) -> Result<()> {
-        const HOW: &str =
-            "give --policies FILE, or write `policies = \"FILE\"` into sluicegate.toml";
+        let how = "give --policies FILE, or write `policies = \"FILE\"` into sluicegate.toml";
+        let why = format!("the limits are needed, and {}: {how}", self.why_unlimited());
         match &self.unpublished {
             Some(error) if error.is_away => Ok(()),
-            Some(error) => Err(Error::server(format_args!(
-                "the limits are needed, and the published policies could not be read: {}; or {HOW}",
-                error.message()
-            ))),
-            None => Err(Error::usage(format_args!(
-                "the limits are needed, and the service publishes none: {HOW}"
-            ))),
+            Some(_) => Err(Error::server(why)),
+            None => Err(Error::usage(why)),
         }
     }
 }
 
 /// Names the policies with a stored value for an identity that the limits do not have.
-pub(crate) fn write_other_policies(
-    policies: &[String],
-    lacks: &str,
-    output: &mut Output,
-) -> Result<()> {
-    if policies.is_empty() {
-        return Ok(());
+pub(crate) fn write_others(policies: &[String], lacks: &str, output: &mut Output) -> Result<()> {
+    match policies.join(", ") {
+        others if others.is_empty() => Ok(()),
+        others => output.warn(format!(
+            "counts are stored under policies that {lacks}: {others}"
+        )),
     }
-    let policies = policies.join(", ");
-    output.warn(format!(
-        "counts are stored under policies that {lacks}: {policies}"
-    ))
 }
 
 /// A policy that services publish with other limits than the file, or in two versions.
@@ -205,14 +200,17 @@ fn definition(policy: &Policy) -> String {
     format!("{policy}{}{shadow}", ban.unwrap_or_default())
 }
 
-/// Reads the limits, and warns about differences.
+/// Reads the limits, and warns about differences. A file has to have all policies that are `named`.
 pub(crate) async fn limits(
     settings: &Settings,
     file: Option<&Path>,
     inspector: &Inspector,
+    named: &[String],
 ) -> Result<Limits> {
-    let file = settings.policies_or(file).map(policies_file::load);
-    let file = file.transpose()?;
+    let file = settings.policies_or(file);
+    let file = file
+        .map(|path| policies_file::load(path, named))
+        .transpose()?;
     let mut unpublished = None;
     let published = inspector.policies().await.unwrap_or_else(|error| {
         // A missing right is no reason for a warning: the verb works without it, and in a cluster the published
@@ -235,8 +233,7 @@ pub(crate) async fn limits(
     let (policies, lacks) = match file {
         Some(file) => (Some(file), "the file does not have"),
         None => {
-            let all = names.values().map(|it| in_force(it));
-            let all: Vec<Vec<Policy>> = all.collect();
+            let all: Vec<Vec<Policy>> = names.values().map(|it| in_force(it)).collect();
             for plans in all.iter().filter(|it| it.len() > 1) {
                 let rules: Vec<String> = plans.iter().map(definition).collect();
                 let (name, rules) = (plans[0].name(), rules.join(" and "));

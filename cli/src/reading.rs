@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use clap::Args;
 use sluicegate::store::redis::inspect::{Inspector, StoredName};
@@ -13,10 +13,10 @@ use super::error::warn;
 use super::hints::{Hints, Why};
 use super::identity::{IdentitiesArgs, Named};
 use super::published::{Differing, Limits};
-use super::report::{Report, Stored};
-use super::scan::{DEFAULT_LOAD, Scan, of_home};
+use super::report::{Report, Snapshot};
+use super::scan::{DEFAULT_LOAD, Scan};
 use super::text::millis;
-use super::{Error, Result, Settings, policies_file, published};
+use super::{Result, Settings, published};
 
 /// The arguments of verbs that read the counts of identities.
 #[derive(Args)]
@@ -41,10 +41,8 @@ pub(crate) struct ReadArgs {
 /// The server and the policies to read from.
 pub(crate) struct Reader<'a> {
     args: &'a ReadArgs,
-    settings: &'a Settings,
     inspector: &'a Inspector,
-    pub(crate) key: Key,
-    named: Named,
+    pub(crate) named: Named,
     /// The keys to read, each with its policies: none without known limits, several if plans share the name.
     /// Slots have a key for each expiry.
     keys: Vec<(StoredName, Vec<Policy>)>,
@@ -61,52 +59,49 @@ impl ReadArgs {
         inspector: &Inspector,
     ) -> Result<Limits> {
         let file = self.policies.as_deref();
-        let limits = published::limits(settings, file, inspector).await?;
-        if let (Some(known), Some(file)) = (&limits.policies, settings.policies_or(file)) {
-            for name in &self.only {
-                policies_file::named(known, file, name)?;
-            }
-        }
-        Ok(limits)
+        published::limits(settings, file, inspector, &self.only).await
     }
 
     /// Chooses the keys to read: for the policies in the arguments or the file, or those that a SCAN finds.
     pub(crate) async fn reader<'a>(
         &'a self,
-        settings: &'a Settings,
         inspector: &'a Inspector,
         limits: &'a Limits,
         named: Named,
     ) -> Result<Reader<'a>> {
-        let key = named.key.clone();
         let names = match self.only.is_empty() {
             true => limits.names(),
             false => self.only.clone(),
         };
-        let mut keys = Vec::new();
+        let mut keys = Vec::<(StoredName, Vec<Policy>)>::new();
         for name in names {
-            add_keys(&mut keys, inspector, &key, &name, limits.of(&name));
+            let plans = limits.of(&name);
+            if plans.is_empty() {
+                keys.push((inspector.name(&named.key, &name), plans));
+                continue;
+            }
+            for policy in plans {
+                let stored = inspector.name_under(&named.key, &policy);
+                match keys.iter_mut().find(|(known, _)| *known == stored) {
+                    Some((_, plans)) => plans.push(policy),
+                    None => keys.push((stored, vec![policy])),
+                }
+            }
         }
         if limits.policies.is_none() && self.only.is_empty() {
             // Nothing names a policy, so only a scan finds the keys.
-            let found = found(inspector, &key).await;
+            let found = found(inspector, &named.key).await;
             // The right that is missing first is the one to name.
-            let names = found.map_err(|error| match &limits.unpublished {
-                Some(why) => Error::server(format_args!(
-                    "{}; and the published policies could not be read: {}",
-                    error.message(),
-                    why.message()
-                )),
+            let names = found.map_err(|error| match limits.unpublished {
+                Some(_) => error.and(limits.why_unlimited()),
                 None => error,
             });
             keys = names?.into_iter().map(|name| (name, Vec::new())).collect();
         }
-        let unenforced = published::why_unenforced(&limits.published, &key);
+        let unenforced = published::why_unenforced(&limits.published, &named.key);
         Ok(Reader {
             args: self,
-            settings,
             inspector,
-            key,
             named,
             keys,
             limits,
@@ -119,20 +114,19 @@ impl Reader<'_> {
     /// Reads once, for a request of this cost.
     pub(crate) async fn read(&self, cost: u64) -> Result<Report> {
         let stored = self.stored().await;
-        let stored = stored.map_err(|error| of_home(error, self.inspector, &self.key))?;
+        let stored =
+            stored.map_err(|error| error.at(self.inspector.node_address(&self.named.key)))?;
         let mut report = Report::of(&stored, cost)?;
         report.title = self.named.title(&report.identity);
         Ok(report)
     }
 
-    async fn stored(&self) -> Result<Stored<'_>> {
-        let (inspector, key) = (self.inspector, &self.key);
+    async fn stored(&self) -> Result<Snapshot<'_>> {
+        let (inspector, key) = (self.inspector, &self.named.key);
         // A proxy such as twemproxy does not pass TIME on.
-        let now_ms = if self.args.local_clock {
-            let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-            millis(since.unwrap_or(Duration::ZERO))
-        } else {
-            inspector.now_ms(key).await?
+        let now_ms = match self.args.local_clock {
+            true => millis(SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default()),
+            false => inspector.now_ms(key).await?,
         };
         let (mut values, mut has_slots) = (Vec::with_capacity(self.keys.len()), false);
         for (name, policies) in &self.keys {
@@ -142,7 +136,7 @@ impl Reader<'_> {
         }
         let is_read = |it: &&Differing| self.reads(&it.policy);
         let differing = self.limits.differing.iter().filter(is_read);
-        Ok(Stored {
+        Ok(Snapshot {
             key,
             identity: inspector.name(key, "").identity().to_owned(),
             limits: self.limits,
@@ -180,7 +174,7 @@ impl Reader<'_> {
     /// The reason why nothing is stored for the identity under these policies.
     pub(crate) async fn why_nothing(&self) -> Why {
         let hints = self.hints().await;
-        let why = hints.why_nothing(&self.key, &self.known()).await;
+        let why = hints.why_nothing(&self.named.key, &self.known()).await;
         why.unwrap_or_default()
     }
 
@@ -191,12 +185,12 @@ impl Reader<'_> {
             return Vec::new();
         }
         let hints = self.hints().await;
-        let others = hints.stored(&self.key, &self.known()).await;
+        let others = hints.stored(&self.named.key, &self.known()).await;
         others.unwrap_or_default()
     }
 
     async fn hints(&self) -> Hints<'_> {
-        Hints::look(self.inspector, self.settings, &self.limits.published).await
+        Hints::look(self.inspector, &self.limits.published).await
     }
 
     fn known(&self) -> Vec<String> {
@@ -224,27 +218,6 @@ impl Reader<'_> {
             denied.identity() == report.identity && denied.policy().is_none_or(is_read)
         });
         Some(denied.map(DenialReport::of).collect())
-    }
-}
-
-/// Adds the keys of an identity under policies of one name.
-fn add_keys(
-    keys: &mut Vec<(StoredName, Vec<Policy>)>,
-    inspector: &Inspector,
-    key: &Key,
-    name: &str,
-    policies: Vec<Policy>,
-) {
-    if policies.is_empty() {
-        keys.push((inspector.name(key, name), policies));
-        return;
-    }
-    for policy in policies {
-        let stored = inspector.name_under(key, &policy);
-        match keys.iter_mut().find(|(known, _)| *known == stored) {
-            Some((_, policies)) => policies.push(policy),
-            None => keys.push((stored, vec![policy])),
-        }
     }
 }
 

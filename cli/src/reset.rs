@@ -7,7 +7,7 @@ use serde_json::json;
 use sluicegate::{Policy, Rule};
 
 use super::error::warn;
-use super::published::write_other_policies;
+use super::published::write_others;
 use super::reading::ReadArgs;
 use super::report::{PolicyReport, Report};
 use super::{Error, Output, Result, Settings, confirm, server};
@@ -31,13 +31,10 @@ pub(crate) fn run(args: &ResetArgs, settings: &Settings, output: &mut Output) ->
         let (store, inspector) = server::connect(settings).await?;
         let named = args.read.identities.one(settings.ipv6_prefix())?;
         let limits = args.read.limits(settings, &inspector).await?;
-        let reader = args.read.reader(settings, &inspector, &limits, named);
-        let reader = reader.await?;
+        let reader = args.read.reader(&inspector, &limits, named).await?;
         let report = reader.read(0).await?;
         let (title, stays) = (&report.title, stays(&report));
-        if let Some(stays) = &stays {
-            warn(stays);
-        }
+        stays.iter().for_each(warn);
         let stored = || report.policies.iter().filter(|policy| policy.is_stored());
         let mut names: Vec<&str> = stored().map(|policy| policy.policy.as_str()).collect();
         names.dedup();
@@ -49,7 +46,7 @@ pub(crate) fn run(args: &ResetArgs, settings: &Settings, output: &mut Output) ->
         }
         let limiter = server::limiter(store, settings);
         for policy in stored() {
-            limiter.reset(&like(policy)?, &reader.key).await?;
+            limiter.reset(&like(policy)?, &reader.named.key).await?;
         }
         let (mut others, mut why, mut nothing) = (Vec::new(), String::new(), String::new());
         if names.is_empty() {
@@ -59,7 +56,9 @@ pub(crate) fn run(args: &ResetArgs, settings: &Settings, output: &mut Output) ->
             others = reader.other_policies().await;
         }
         // A document has one field for all of this.
-        let warning = joined([&nothing, &why, stays.as_deref().unwrap_or_default()]);
+        let warnings = [&nothing, &why, stays.as_deref().unwrap_or_default()].into_iter();
+        let warnings: Vec<&str> = warnings.filter(|part| !part.is_empty()).collect();
+        let warning = Some(warnings.join(" ")).filter(|it| !it.is_empty());
         let document = json!({
             "identity": report.identity, "deleted": names, "other_policies": others, "warning": warning,
         });
@@ -69,16 +68,10 @@ pub(crate) fn run(args: &ResetArgs, settings: &Settings, output: &mut Output) ->
                 return output.hint(&why);
             }
             output.line(format!("Deleted what {title} had used under {policies}."))?;
-            write_other_policies(&others, reader.limits.lacks, output)
+            write_others(&others, reader.limits.lacks, output)
         })?;
         Ok(!names.is_empty())
     })
-}
-
-fn joined(warnings: [&str; 3]) -> Option<String> {
-    let warnings = warnings.into_iter().filter(|part| !part.is_empty());
-    let warnings: Vec<_> = warnings.collect();
-    (!warnings.is_empty()).then(|| warnings.join(" "))
 }
 
 /// Returns a policy to reset in place of the stored one, with the same effect. Counts belong to the name of a policy, and

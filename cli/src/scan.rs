@@ -1,11 +1,9 @@
 //! [`Scan`]: looks at all keys of the servers, slowly enough that other clients do not notice.
 
 use std::cell::Cell;
-use std::io::IsTerminal;
+use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
-use std::{fmt, io};
 
-use sluicegate::Key;
 use sluicegate::store::redis::inspect::{Inspector, Selection, StoredName};
 
 use super::text::grouped;
@@ -17,71 +15,35 @@ const BATCH: u32 = 250;
 /// Between two lines about the progress. A shorter scan has none.
 const PROGRESS: Duration = Duration::from_secs(1);
 
-/// The default share of the time in which a server is busy.
-pub(crate) const DEFAULT_LOAD: Share = Share::percent(5);
+/// The default share of the time in which a server is busy, for arguments and for verbs without one.
+pub(crate) const LOAD: &str = "5%";
+pub(crate) const DEFAULT_LOAD: f64 = 0.05;
 
 /// With a smaller share, each pause would be too long to wait for.
 const MIN_LOAD: f64 = 0.001;
 
-/// A share of a whole, above 0.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Share(f64);
-
-impl Share {
-    pub(crate) const fn percent(percent: u8) -> Self {
-        Self(percent as f64 / 100.0)
-    }
-
-    /// Reads `5%` or `0.5%`.
-    pub(crate) fn parse(text: &str) -> Result<Self, String> {
-        let number = text.strip_suffix('%');
-        let percent = number.and_then(|it| it.parse::<f64>().ok());
-        match percent {
-            Some(percent) if percent > 0.0 && percent <= 100.0 => Ok(Self(percent / 100.0)),
-            _ => Err("write a share as 5% or 0.5%, up to 100%".into()),
-        }
-    }
-
-    /// Reads a share of the time in which a server is busy: at least 0.1%.
-    pub(crate) fn parse_load(text: &str) -> Result<Self, String> {
-        match Self::parse(text) {
-            Ok(Self(load)) if load < MIN_LOAD => Err("write a share from 0.1% to 100%".into()),
-            share => share,
-        }
-    }
-
-    pub(crate) const fn fraction(self) -> f64 {
-        self.0
-    }
+/// Reads a share of a whole, above 0: `5%` or `0.5%`.
+pub(crate) fn parse_share(text: &str) -> Result<f64, String> {
+    let percent = text.strip_suffix('%').and_then(|it| it.parse::<f64>().ok());
+    let percent = percent.filter(|percent| *percent > 0.0 && *percent <= 100.0);
+    percent
+        .map(|it| it / 100.0)
+        .ok_or_else(|| "write a share as 5% or 0.5%, up to 100%".into())
 }
 
-impl fmt::Display for Share {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}%", self.0 * 100.0)
-    }
-}
-
-/// Adds the address of the node to an error, if there are several nodes.
-pub(crate) fn of_node(error: Error, server: &Inspector) -> Error {
-    of_address(error, server.address())
-}
-
-/// Adds the address of the node that keeps this identity.
-pub(crate) fn of_home(error: Error, inspector: &Inspector, key: &Key) -> Error {
-    of_address(error, inspector.node_address(key))
-}
-
-fn of_address(error: Error, address: Option<String>) -> Error {
-    match address {
-        Some(address) => error.about(format_args!("its node {address}")),
-        None => error,
-    }
+/// Reads a share of the time in which a server is busy: at least 0.1%.
+pub(crate) fn parse_load(text: &str) -> Result<f64, String> {
+    let load = parse_share(text)?;
+    let is_enough = load >= MIN_LOAD;
+    is_enough
+        .then_some(load)
+        .ok_or_else(|| "write a share from 0.1% to 100%".into())
 }
 
 /// A scan of all keys of all servers.
 pub(crate) struct Scan {
     servers: Vec<Inspector>,
-    load: Share,
+    load: f64,
     is_shown: Cell<bool>,
     /// The number of keys on all servers that answer.
     pub(crate) total: u64,
@@ -92,7 +54,7 @@ pub(crate) struct Scan {
 impl Scan {
     /// Creates a scan that keeps a server busy for at most this share of the time. Shows the progress if stderr is a
     /// terminal, otherwise one line.
-    pub(crate) async fn new(inspector: &Inspector, load: Share) -> Result<Self> {
+    pub(crate) async fn new(inspector: &Inspector, load: f64) -> Result<Self> {
         let mut scan = Self {
             servers: Vec::new(),
             load,
@@ -114,7 +76,7 @@ impl Scan {
 
     /// Notes that a node of a cluster does not answer. Any other error stays one.
     fn miss(&mut self, error: Error, server: &Inspector) -> Result<()> {
-        let (is_away, error) = (error.is_away, of_node(error, server));
+        let (is_away, error) = (error.is_away, error.at(server.address()));
         if !is_away || server.address().is_none() {
             return Err(error);
         }
@@ -162,7 +124,7 @@ impl Scan {
                 }
                 // This time includes the network, so the server is idle for longer than `load` requires.
                 let busy = begun.elapsed();
-                tokio::time::sleep(busy.mul_f64(1.0 / self.load.fraction() - 1.0)).await;
+                tokio::time::sleep(busy.mul_f64(1.0 / self.load - 1.0)).await;
             }
         }
         Ok(())
@@ -171,9 +133,9 @@ impl Scan {
     /// Prints the progress of the server with this number to a terminal, otherwise one line. Returns when to print
     /// again. The bits of the cursor show the progress, from the lowest bit to the highest.
     fn progress(&self, at: (usize, usize), cursor: u64, elapsed: Duration) -> Duration {
-        let (total, load, (server, servers)) = (grouped(self.total), self.load, at);
+        let (total, load, (server, servers)) = (grouped(self.total), self.load * 100.0, at);
         if !io::stderr().is_terminal() {
-            anstream::eprintln!("looking at {total} keys, with a load of {load}: see --load");
+            anstream::eprintln!("looking at {total} keys, with a load of {load}%: see --load");
             return Duration::MAX;
         }
         self.is_shown.set(true);
@@ -199,12 +161,13 @@ mod tests {
 
     #[test]
     fn shares_are_percentages() {
-        assert_eq!(Share::parse("1%"), Ok(Share(0.01)));
-        assert_eq!(Share::parse("100%"), Ok(Share::percent(100)));
+        assert_eq!(parse_share("1%"), Ok(0.01));
+        assert_eq!(parse_share("100%"), Ok(1.0));
+        assert_eq!(parse_load(LOAD), Ok(DEFAULT_LOAD));
         for text in ["", "5", "0%", "-1%", "101%", "%", "NaN%"] {
-            assert!(Share::parse(text).is_err(), "{text}");
+            assert!(parse_share(text).is_err(), "{text}");
         }
-        assert!(Share::parse("0.01%").is_ok() && Share::parse_load("0.1%").is_ok());
-        assert!(Share::parse_load("0.09%").is_err() && Share::parse_load("1e-300%").is_err());
+        assert!(parse_share("0.01%").is_ok() && parse_load("0.1%").is_ok());
+        assert!(parse_load("0.09%").is_err() && parse_load("1e-300%").is_err());
     }
 }

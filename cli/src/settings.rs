@@ -163,12 +163,8 @@ impl Settings {
 
     /// The number of settings that name a server.
     fn servers(&self) -> usize {
-        let named = [
-            self.redis.is_some(),
-            self.cluster.is_some(),
-            self.sentinel.is_some(),
-        ];
-        named.into_iter().filter(|is_named| *is_named).count()
+        let lists = [&self.cluster, &self.sentinel].into_iter();
+        usize::from(self.redis.is_some()) + lists.flatten().count()
     }
 
     fn validate(&self) -> Result<()> {

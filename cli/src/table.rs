@@ -28,12 +28,8 @@ pub(crate) struct Cell {
 impl Cell {
     /// Text that is aligned like a number.
     pub(crate) fn right(text: impl Into<String>) -> Self {
-        let (text, is_right, plain) = (text.into(), true, Self::default());
-        Self {
-            text,
-            is_right,
-            ..plain
-        }
+        let (is_right, cell) = (true, Self::from(text.into()));
+        Self { is_right, ..cell }
     }
 
     pub(crate) fn style(self, style: Style) -> Self {
@@ -74,7 +70,7 @@ impl Table {
         }
     }
 
-    pub(crate) fn row<const N: usize>(&mut self, cells: [Cell; N]) {
+    pub(crate) fn row(&mut self, cells: impl Into<Vec<Cell>>) {
         self.rows.push(cells.into());
     }
 

@@ -49,11 +49,9 @@ pub(crate) fn date_time(ms: u64) -> String {
 
 /// The time, with the date if it is more than half a day from `now_ms`.
 pub(crate) fn time(ms: u64, now_ms: u64) -> String {
-    if ms.abs_diff(now_ms) < 43_200_000 {
-        formatted(ms, "%H:%M:%S%.3f")
-    } else {
-        formatted(ms, "%Y-%m-%d %H:%M:%S%.3f")
-    }
+    let is_near = ms.abs_diff(now_ms) < 43_200_000;
+    let date = ["%Y-%m-%d ", ""][usize::from(is_near)];
+    formatted(ms, &format!("{date}%H:%M:%S%.3f"))
 }
 
 /// A span of time in at most two units: `417ms`, `23.417s`, `12m 5s`, `3h 12m`, `2d 3h`.
@@ -125,14 +123,9 @@ pub(crate) fn used(units: u64, limit: Option<u64>, are_slots: bool) -> String {
 /// Writes a number with a blank between thousands.
 pub(crate) fn grouped(number: u64) -> String {
     let digits = number.to_string();
-    let mut text = String::new();
-    for (at, digit) in digits.chars().enumerate() {
-        if at > 0 && (digits.len() - at).is_multiple_of(3) {
-            text.push('\u{202f}');
-        }
-        text.push(digit);
-    }
-    text
+    let groups = digits.as_bytes().rchunks(3).rev();
+    let groups: Vec<_> = groups.map(String::from_utf8_lossy).collect();
+    groups.join("\u{202f}")
 }
 
 /// Text from a stranger on one line, without control characters and without characters that change its direction.

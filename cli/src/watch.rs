@@ -26,8 +26,7 @@ pub(crate) fn run(args: &WatchArgs, settings: &Settings, output: &mut Output) ->
     server::inspect(settings, async |inspector| {
         let named = args.read.identities.one(settings.ipv6_prefix())?;
         let limits = args.read.limits(settings, &inspector).await?;
-        let reader = args.read.reader(settings, &inspector, &limits, named);
-        let reader = reader.await?;
+        let reader = args.read.reader(&inspector, &limits, named).await?;
         let page = output.is_terminal() && !output.is_json();
         let screen = page.then(Screen::enter).transpose()?;
         let watching = watch(&reader, args.interval, screen.is_some(), output);

@@ -38,7 +38,7 @@ struct Report {
     notes: Vec<Finding>,
 }
 
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 struct Finding {
     /// Counted from 1; null if the format does not give it.
     line: Option<usize>,
@@ -101,11 +101,9 @@ fn finding(file: &PoliciesFile, span: Option<Range<usize>>, message: String) -> 
     Finding {
         line: at.map(|at| at.line),
         column: at.map(|at| at.column),
-        policy: None,
-        rule: None,
-        code: None,
         message,
         span,
+        ..Finding::default()
     }
 }
 
@@ -128,21 +126,18 @@ fn write(report: &Report, file: &PoliciesFile, output: &mut Output) -> Result<()
             }
         }
     }
-    let count = |number: usize, what: &str| match number {
-        1 => format!("1 {what}"),
-        _ => format!("{number} {what}s"),
+    let count = |number: usize, one: &str, many: &str| match number {
+        1 => format!("1 {one}"),
+        _ => format!("{number} {many}"),
     };
-    let policies = match report.policies {
-        1 => "1 policy".to_owned(),
-        number => format!("{number} policies"),
-    };
+    let policies = count(report.policies, "policy", "policies");
     let style = match (&report.errors[..], &report.warnings[..]) {
         ([], []) => GOOD,
         ([], _) => WARN,
         _ => BAD,
     };
-    let errors = count(report.errors.len(), "error");
-    let warnings = count(report.warnings.len(), "warning");
+    let errors = count(report.errors.len(), "error", "errors");
+    let warnings = count(report.warnings.len(), "warning", "warnings");
     let all = format!("{}: {policies} read, {errors}, {warnings}", report.file);
     output.styled(style, &all)
 }

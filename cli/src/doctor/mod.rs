@@ -84,7 +84,8 @@ pub(crate) fn run(args: &DoctorArgs, settings: &Settings, output: &mut Output) -
             let own = doctor.findings.iter_mut().filter(|it| it.1.is_none());
             own.for_each(|it| it.1 = Some(name.clone()));
         }
-        doctor.reports().await;
+        let published = doctor.reports().await;
+        doctor.others(&published).await;
         doctor.findings.sort_by_key(|it| it.0);
         let well = doctor.findings.iter().all(|it| it.0 != WRONG);
         doctor.write(well, output)?;
@@ -201,34 +202,44 @@ impl Doctor<'_> {
         }
     }
 
-    /// Looks for published policies, reports of denials, and keys of another prefix or form.
-    async fn reports(&mut self) {
+    /// Looks for published policies and reports of denials.
+    async fn reports(&mut self) -> Vec<PublishedPolicy> {
         let now_ms = self.inspector.index_now_ms().await.unwrap_or_default();
-        let published = match self.inspector.policies().await {
-            Ok(published) => {
-                self.published(&published, now_ms);
-                published
-            }
-            Err(error) => {
-                self.failed("published policies", error);
-                Vec::new()
-            }
-        };
-        match self.inspector.denials(now_ms).await {
-            Ok(denials) => {
-                // The store adds up reports in spans of 10 s and of 10 minutes: they have no exact age.
-                let lead = "denials were reported within the";
-                let see = "see `sluicegate top --denied`";
-                let when = match denials.iter().map(DeniedIdentity::last_minute).max() {
-                    None => "no denial was reported within the hour".to_owned(),
-                    Some(0) => format!("{lead} hour (up to 70 m): {see}"),
-                    Some(_) => format!("{lead} minute (up to 70 s): {see}"),
-                };
-                self.find(WELL, when);
-            }
-            Err(error) => self.failed("reports of denials", error),
+        let published = self.inspector.policies().await;
+        let published = published.map_err(|error| self.failed("published policies", error));
+        if let Ok(published) = &published {
+            self.published(published, now_ms);
         }
-        let hints = Hints::look(self.inspector, self.settings, &published).await;
+        let denials = self.inspector.denials(now_ms).await;
+        // The store adds up reports in spans of 10 s and of 10 minutes: they have no exact age.
+        match denials.map(|all| all.iter().map(DeniedIdentity::last_minute).max()) {
+            Err(error) => self.failed("reports of denials", error),
+            Ok(None) => self.find(WELL, "no denial was reported within the hour"),
+            Ok(Some(minute)) => {
+                let when = ["minute (up to 70 s)", "hour (up to 70 m)"][usize::from(minute == 0)];
+                let text = format!("denials were reported within the {when}");
+                self.find(WELL, text + ": see `sluicegate top --denied`");
+            }
+        }
+        published.unwrap_or_default()
+    }
+
+    fn published(&mut self, published: &[PublishedPolicy], now_ms: u64) {
+        let newest_ms = published.iter().map(PublishedPolicy::seen_ms).max();
+        let Some(newest_ms) = newest_ms else {
+            return self.find(NOTE, "no policies are published: verbs need a file of them");
+        };
+        let (count, age_ms) = (published.len(), now_ms.saturating_sub(newest_ms));
+        let text = format!("{count} policies are published, {} ago", span(age_ms));
+        match age_ms < LATE_MS {
+            true => self.find(WELL, text),
+            false => self.find(NOTE, text + ": does the service use this server?"),
+        }
+    }
+
+    /// Looks for keys of another prefix or form.
+    async fn others(&mut self, published: &[PublishedPolicy]) {
+        let hints = Hints::look(self.inspector, published).await;
         if let Some(why) = hints.why_empty() {
             let levels = [NOTE, NOT_TRIED][usize::from(hints.unchecked.is_some())];
             return self.find(if why.is_proven { WRONG } else { levels }, why.text);
@@ -243,19 +254,6 @@ impl Doctor<'_> {
         if let Some(form) = hints.forms.iter().find(|form| Some(**form) != own) {
             let text = format!("another release, of the stored form {form}");
             self.find(NOTE, text + ", keeps counts in its own keys, which expire");
-        }
-    }
-
-    fn published(&mut self, published: &[PublishedPolicy], now_ms: u64) {
-        let newest_ms = published.iter().map(PublishedPolicy::seen_ms).max();
-        let Some(newest_ms) = newest_ms else {
-            return self.find(NOTE, "no policies are published: verbs need a file of them");
-        };
-        let (count, age_ms) = (published.len(), now_ms.saturating_sub(newest_ms));
-        let text = format!("{count} policies are published, {} ago", span(age_ms));
-        match age_ms < LATE_MS {
-            true => self.find(WELL, text),
-            false => self.find(NOTE, text + ": does the service use this server?"),
         }
     }
 

@@ -23,7 +23,7 @@ use super::{Error, Result};
 type Read<'a> = (&'a StoredName, &'a [Policy], StoredResult);
 
 /// Everything that is stored for an identity at one time, and the limits.
-pub(crate) struct Stored<'a> {
+pub(crate) struct Snapshot<'a> {
     pub(crate) key: &'a Key,
     pub(crate) identity: String,
     pub(crate) limits: &'a Limits,
@@ -43,7 +43,7 @@ pub(crate) struct Stored<'a> {
 }
 
 /// The answer as JSON. All times are in ms since the Unix epoch.
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 pub(crate) struct Report {
     pub(crate) identity: String,
     /// The identity as you wrote it.
@@ -98,7 +98,7 @@ struct Strikes {
 }
 
 impl Report {
-    pub(crate) fn of(stored: &Stored<'_>, cost: u64) -> Result<Self> {
+    pub(crate) fn of(stored: &Snapshot<'_>, cost: u64) -> Result<Self> {
         let (now_ms, limits) = (stored.now_ms, stored.limits);
         let (blocked, unreadable_block) = match BlockReport::of(&stored.block, now_ms) {
             Ok(block) => (block, None),
@@ -124,7 +124,6 @@ impl Report {
             is_enforced: stored.unenforced.is_none(),
         });
         let unenforced = stored.unenforced.filter(|_| blocked.is_some());
-        let unpublished = limits.unpublished.as_ref();
         Ok(Self {
             identity: stored.identity.clone(),
             title: stored.identity.clone(),
@@ -135,17 +134,14 @@ impl Report {
             warning: unenforced.map(str::to_owned),
             ban_level: LevelReport::of(&stored.block, now_ms),
             strikes: strikes(stored),
-            denied: None,
             policies,
-            other_policies: Vec::new(),
             published_differs: stored.differing.clone(),
             undecided,
-            why: None,
             has_limits: limits.policies.is_some(),
-            unpublished: unpublished.map(|it| it.message().to_owned()),
-            is_doubted: false,
+            unpublished: limits.unpublished.as_ref().map(|_| limits.why_unlimited()),
             lacks: limits.lacks,
             unreadable_block,
+            ..Self::default()
         })
     }
 
@@ -177,7 +173,7 @@ impl Report {
 }
 
 /// The strikes in each window with strikes. The limit is that of the strictest ban with this window.
-fn strikes(stored: &Stored<'_>) -> Vec<Strikes> {
+fn strikes(stored: &Snapshot<'_>) -> Vec<Strikes> {
     let policies = stored.values.iter().flat_map(|(_, policies, _)| *policies);
     let bans = policies.filter_map(|policy| Some(policy.ban_config()?.strikes()));
     let bans: Vec<Rule> = bans.collect();

@@ -1,10 +1,11 @@
 //! The report as text.
 
+use std::ops::Range;
+
 use super::policy::{PolicyReport, RuleReport};
 use super::verdict::DeniedBy;
 use super::{BlockReport, Differing, Report, Strikes};
-use crate::published::write_other_policies;
-use crate::sparkline::sparkline;
+use crate::published::write_others;
 use crate::text::{date_time, grouped, span, time, used};
 use crate::{BAD, BOLD, Cell, DIM, GOOD, Output, PLAIN, Result, Table, denied};
 
@@ -37,7 +38,7 @@ impl Report {
         if self.has_limits {
             self.write_other_rules(&used, output)?;
         }
-        write_other_policies(&self.other_policies, self.lacks, output)?;
+        write_others(&self.other_policies, self.lacks, output)?;
         for policy in &self.policies {
             if let Some(error) = &policy.error {
                 output.line(format!("{}: {error}", policy.policy))?;
@@ -46,12 +47,11 @@ impl Report {
         if self.has_limits || rules(&used).next().is_none() {
             return Ok(());
         }
-        output.hint(&match &self.unpublished {
-            None => "?: the limit is not stored: --policies FILE has it".to_owned(),
-            Some(why) => format!(
-                "?: the limit is not stored, and the published policies could not be read ({why}): --policies FILE has it"
-            ),
-        })
+        let why = self.unpublished.as_ref().map(|why| format!(", and {why}"));
+        let why = why.unwrap_or_default();
+        output.hint(&format!(
+            "?: the limit is not stored{why}: --policies FILE has it"
+        ))
     }
 
     /// Writes the identity and the block.
@@ -73,10 +73,8 @@ impl Report {
         if let Some(level) = &self.ban_level {
             output.hint(&level.text(now_ms))?;
         }
-        for strikes in &self.strikes {
-            output.line(strikes.text())?;
-        }
-        Ok(())
+        let mut strikes = self.strikes.iter();
+        strikes.try_for_each(|strikes| output.line(strikes.text()))
     }
 
     /// Writes the policies with counts.
@@ -175,8 +173,8 @@ impl Report {
 
     /// The reason why the limits prove nothing; `None` if they do.
     fn why_unknown(&self) -> Option<String> {
-        if let Some(why) = self.unpublished.as_ref().filter(|_| !self.has_limits) {
-            return Some(format!("the published policies could not be read ({why})"));
+        if !self.has_limits && self.unpublished.is_some() {
+            return self.unpublished.clone();
         }
         if self.is_doubted {
             return Some("nothing is stored under this name".to_owned());
@@ -270,5 +268,56 @@ impl Strikes {
         let limit = self.limit.map(|limit| format!(" of {limit}"));
         let limit = limit.unwrap_or_default();
         format!("{}{limit} strikes in {}", self.count, span(self.window_ms))
+    }
+}
+
+/// From few units to many. No units are a dot.
+const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+
+/// Draws the steps of a span. Each step has a range of times and a number of units. The highest bar is full.
+///
+/// The middle of a step decides its column. `columns` is at least 1.
+fn sparkline(
+    steps: impl IntoIterator<Item = (Range<u64>, u64)>,
+    span: &Range<u64>,
+    columns: usize,
+) -> String {
+    let mut sums = vec![0_u64; columns];
+    let length = u128::from((span.end - span.start).max(1));
+    for (step, units) in steps {
+        let middle = u64::midpoint(step.start, step.end);
+        let behind = u128::from(middle.saturating_sub(span.start));
+        let column = behind * columns as u128 / length;
+        let column = usize::try_from(column).unwrap_or(usize::MAX);
+        // A step outside of the span goes into the first or the last column.
+        let column = column.min(sums.len() - 1);
+        sums[column] = sums[column].saturating_add(units);
+    }
+    let most = sums.iter().copied().max().unwrap_or(0);
+    let bars = sums.iter().map(|&sum| match sum {
+        0 => '·',
+        sum => {
+            let bar = u128::from(sum) * 8 / u128::from(most);
+            BARS[usize::try_from(bar.saturating_sub(1)).unwrap_or(7)]
+        }
+    });
+    bars.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bars_are_as_high_as_their_share_of_the_highest() {
+        let steps = [(0..10, 1), (10..20, 8), (30..40, 4), (90..100, 8)];
+        assert_eq!(sparkline(steps, &(0..100), 10), "▁█·▄·····█");
+        assert_eq!(sparkline([], &(0..100), 5), "·····");
+        assert_eq!(sparkline([(0..100, u64::MAX)], &(0..100), 3), "·█·");
+    }
+
+    #[test]
+    fn what_lies_outside_stands_at_an_end() {
+        assert_eq!(sparkline([(0..2, 1), (300..302, 1)], &(100..200), 3), "█·█");
     }
 }

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 /// All times are in ms since the Unix epoch.
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 pub(crate) struct Verdict {
     /// False if the answer is not known.
     pub(crate) passes: bool,
@@ -54,11 +54,9 @@ impl Verdict {
         let enforced = block.filter(|block| block.is_enforced);
         let mut longest = enforced.map_or(0, |it| it.until_ms.unwrap_or(u64::MAX));
         let mut verdict = Self {
-            passes: false,
             is_known: are_certain && block.is_none_or(|block| block.is_enforced),
             passes_ms,
-            denied_by: None,
-            no_slot: Vec::new(),
+            ..Self::default()
         };
         let mut is_denied = false;
         for denial in denials {

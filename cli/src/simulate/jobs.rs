@@ -1,22 +1,27 @@
-//! [`Jobs`]: replays of the whole log under the policies of the file and under changed ones, shared by threads.
+//! [`Jobs`]: replays of the whole log under the policies of the file and under changed ones, shared by threads; and
+//! `--decisions`, a line of JSON for each request.
 
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::PathBuf;
 use std::{panic, thread};
 
-use sluicegate::Policy;
+use serde_json::{Value, json};
 use sluicegate::error::ConfigError;
 use sluicegate::rule::MAX_UNITS;
+use sluicegate::{Decision, Policy};
 
-use super::decisions::Decisions;
 use super::options::SimulateArgs;
 use super::replay::{Replay, limited, refuses};
 use super::request::{Mapped, Mapping, Request};
 use super::tally::{OtherLimit, PEAK_FACTOR, Tally};
-use crate::{Error, Result};
+use crate::{Error, Result, text};
 
 /// Each replay has its own store.
 pub(super) struct Jobs {
     replay: Replay,
-    decisions: Option<Decisions>,
+    /// The file of `--decisions`, with a line of JSON for each request.
+    decisions: Option<(PathBuf, BufWriter<File>)>,
     tally: Tally,
     others: Vec<Other>,
 }
@@ -60,7 +65,13 @@ impl Jobs {
                 }
             }
         }
-        let decisions = args.decisions.as_deref().map(Decisions::create);
+        let decisions = args
+            .decisions
+            .clone()
+            .map(|path| match File::create(&path) {
+                Ok(file) => Ok((path, BufWriter::new(file))),
+                Err(error) => Err(Error::file(&path, &error)),
+            });
         Ok(Self {
             replay: Replay::new(policies.clone(), capacity)?,
             decisions: decisions.transpose()?,
@@ -82,8 +93,9 @@ impl Jobs {
             let others: Vec<_> = others.collect();
             for request in requests {
                 let decision = self.replay.decide(request)?;
-                if let Some(decisions) = &mut self.decisions {
-                    decisions.write(request, decision.as_ref())?;
+                if let Some((path, file)) = &mut self.decisions {
+                    let written = writeln!(file, "{}", line(request, decision.as_ref()));
+                    written.map_err(|error| Error::file(path, &error))?;
                 }
                 self.tally.take(request, decision.as_ref());
             }
@@ -106,8 +118,9 @@ impl Jobs {
                 None => rule.nobody_refused_at = (refused == 0).then_some(other.peak),
             }
         }
-        let mut decisions = self.decisions;
-        decisions.as_mut().map_or(Ok(()), Decisions::flush)?;
+        if let Some((path, mut file)) = self.decisions {
+            file.flush().map_err(|error| Error::file(&path, &error))?;
+        }
         Ok(self.tally)
     }
 }
@@ -184,4 +197,31 @@ fn peak(mapped: &Mapped, rule: usize) -> Result<Vec<Mapped>, ConfigError> {
     let mut mapped = mapped.clone();
     mapped.policy = Policy::new(mapped.policy.name(), [limited(rule, limit)])?;
     Ok(vec![mapped])
+}
+
+/// The line of a request in the file of `--decisions`.
+fn line(request: &Request, decision: Option<&Decision>) -> Value {
+    let (denial, blocked, retry_after) = match decision {
+        Some(Decision::Denied(denial)) => (Some(denial), None, denial.retry_after()),
+        Some(Decision::Blocked(blocked)) => (None, Some(blocked), blocked.retry_after()),
+        _ => (None, None, None),
+    };
+    let shadow = decision.and_then(|decision| decision.usage().shadow());
+    let shadows = shadow.iter().flat_map(|it| it.usage().policies());
+    let shadows = shadows.filter(refuses);
+    let shadows: Vec<&str> = shadows.map(|usage| usage.policy().name()).collect();
+    let mut line = json!({
+        "file": request.file, "line": request.line, "time_ms": request.ms,
+        // Without a key for any policy, the middleware lets the request pass.
+        "allowed": decision.is_none_or(Decision::is_allowed),
+        "policy": denial.map(|denial| denial.policy().name()),
+        "rule": denial.map(|denial| denial.rule().rule().to_string()),
+        "retry_after_ms": retry_after.map(text::millis),
+        "banned": blocked.map(|blocked| text::identity(blocked.key())),
+        "shadow_refused": (!shadows.is_empty()).then_some(shadows),
+    });
+    if let Some(fields) = line.as_object_mut() {
+        fields.retain(|_, value| !value.is_null());
+    }
+    line
 }

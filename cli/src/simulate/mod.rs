@@ -6,48 +6,43 @@
 //! ```
 //!
 //! A format (`formats.rs`, of `formats.toml`) has a pattern of text or names of JSON; `view.rs` finds the fields in it that
-//! are replayed. `choose.rs` chooses a format by the first lines, which `prefix.rs` has freed from what collectors add.
+//! are replayed. `logs.rs` chooses a format by the first lines, which `reader.rs` has freed from what collectors add.
 
-mod choose;
-mod decisions;
 mod formats;
 mod jobs;
 mod lines;
 mod logs;
 mod options;
 mod order;
-mod outcome;
-mod pattern;
-mod prefix;
 mod reader;
-mod record;
 mod replay;
 mod report;
 mod request;
 mod sections;
-mod signs;
 mod stamp;
 mod tally;
 mod timeline;
 mod verdict;
 mod view;
-mod write;
 
 use std::fs;
 
+use serde_json::{Value, json};
 use sluicegate::{Policy, Rule};
 
 use self::jobs::Jobs;
+use self::lines::Counts;
 use self::logs::Logs;
 pub(crate) use self::options::SimulateArgs;
-use self::outcome::Outcome;
 use self::request::Mapping;
+use self::tally::{Hit, Tally};
+use self::timeline::OverTime;
 use self::verdict::Verdict;
 use super::error::warn;
-use super::{Error, Output, Result, Settings, policies_file};
+use super::{Error, Output, Result, Settings, policies_file, text};
 
 pub(crate) fn run(args: &SimulateArgs, settings: &Settings, output: &mut Output) -> Result<bool> {
-    let policies = chosen(&policies_file::load(&args.policies)?, args)?;
+    let policies = chosen(&policies_file::load(&args.policies, &args.policy)?, args)?;
     verdict::check(&args.max_refused, &policies)?;
     if let Some(factor) = args.factors.iter().find(|it| !(0.0..=1e6).contains(*it)) {
         return Err(Error::usage(format_args!(
@@ -89,7 +84,7 @@ pub(crate) fn run(args: &SimulateArgs, settings: &Settings, output: &mut Output)
     let judged = verdicts.map(|it| outcome.verdicts = it);
     // You see the outcome even if there is no verdict.
     output.report(&outcome.document(), |_, output| {
-        write::write(&outcome, output)
+        sections::write(&outcome, output)
     })?;
     judged?;
     Ok(outcome.verdicts.iter().all(|it| it.kept))
@@ -104,16 +99,15 @@ fn chosen(all: &[Policy], args: &SimulateArgs) -> Result<Vec<Policy>> {
         )));
     }
     // You have asked for these, so leaving one out with a warning would not do.
-    for name in &args.policy {
-        if is_of_slots(policies_file::named(all, &args.policies, name)?) {
-            return Err(Error::usage(format_args!("--policy {name}: {NO_ENDS}")));
-        }
+    let is_named = |policy: &&Policy| args.policy.iter().any(|name| name == policy.name());
+    if let Some(named) = { all.iter().filter(is_named) }.find(|it| is_of_slots(it)) {
+        let name = named.name();
+        return Err(Error::usage(format_args!("--policy {name}: {NO_ENDS}")));
     }
-    let mut chosen = all.to_vec();
-    chosen.retain(|policy| {
-        args.policy.is_empty() || args.policy.iter().any(|name| name == policy.name())
-    });
-    let (left_out, chosen): (Vec<Policy>, Vec<Policy>) = chosen.into_iter().partition(is_of_slots);
+    let chosen = all
+        .iter()
+        .filter(|it| args.policy.is_empty() || is_named(it));
+    let (left_out, chosen): (Vec<_>, Vec<_>) = chosen.cloned().partition(is_of_slots);
     if chosen.is_empty() {
         return Err(Error::usage(NO_ENDS));
     }
@@ -124,10 +118,66 @@ fn chosen(all: &[Policy], args: &SimulateArgs) -> Result<Vec<Policy>> {
     Ok(chosen)
 }
 
+/// The maximum number of spans in a plot.
+const MOST_SPANS: u64 = 240;
+
 const NO_ENDS: &str =
     "a log does not say when responses ended, so that limits of concurrency cannot be replayed";
 
 /// Whether the units of this policy are slots. Such a policy has one rule.
 fn is_of_slots(policy: &Policy) -> bool {
     policy.rules().iter().any(Rule::is_concurrency)
+}
+
+struct Outcome {
+    tally: Tally,
+    /// The formats of the logs, each with its time.
+    formats: Vec<String>,
+    /// Facts to know about the clients before you trust a verdict.
+    notes: Vec<String>,
+    lines: Counts,
+    over_time: OverTime,
+    /// The identities with the most refusals, the greatest first.
+    hardest_hit: Vec<(String, Hit)>,
+    /// A verdict for each `--max-refused`.
+    verdicts: Vec<Verdict>,
+}
+
+impl Outcome {
+    fn new(logs: Logs<'_>, tally: Tally, top: usize) -> Self {
+        let hits = tally.hits.iter();
+        let hits = hits.map(|(key, hit)| (text::identity(key), *hit));
+        let mut hardest_hit: Vec<(String, Hit)> = hits.collect();
+        hardest_hit.sort_by(|(one, a), (two, b)| b.refused.cmp(&a.refused).then(one.cmp(two)));
+        hardest_hit.truncate(top);
+        let (formats, of_formats): (Vec<_>, Vec<_>) = logs.formats.into_iter().unzip();
+        let notes = logs.mapping.notes().into_iter();
+        Self {
+            formats,
+            notes: notes.chain(of_formats.into_iter().flatten()).collect(),
+            lines: logs.counts,
+            over_time: tally.timeline.spans(MOST_SPANS),
+            hardest_hit,
+            verdicts: Vec::new(),
+            tally,
+        }
+    }
+
+    /// The answer as JSON.
+    fn document(&self) -> Value {
+        let tally = &self.tally;
+        let time = |ms| (tally.requests > 0).then(|| text::rfc3339(ms));
+        let hit = self.hardest_hit.iter().map(|(identity, hit)| {
+            json!({
+                "identity": identity, "refused": hit.refused, "first_ms": hit.first_ms, "last_ms": hit.last_ms,
+            })
+        });
+        json!({
+            "requests": tally.requests, "refused": tally.refused, "banned": tally.banned,
+            "unlimited": tally.unlimited, "from": time(tally.first_ms), "to": time(tally.last_ms),
+            "lines": self.lines, "policies": tally.policies, "over_time": self.over_time,
+            "hardest_hit": hit.collect::<Vec<_>>(), "identities_refused": tally.hits.len(), "full": tally.full,
+            "verdicts": self.verdicts, "formats": self.formats, "notes": self.notes,
+        })
+    }
 }

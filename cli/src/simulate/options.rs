@@ -89,16 +89,14 @@ impl SimulateArgs {
         let read = self.logs.iter().chain([&self.policies]);
         let mut taken: Vec<Handle> = read.filter_map(|path| file(path)).collect();
         for path in self.report.iter().chain(&self.decisions) {
-            let Some(file) = file(path) else {
-                continue;
-            };
-            if taken.contains(&file) {
+            let file = file(path);
+            if file.as_ref().is_some_and(|it| taken.contains(it)) {
                 return Err(Error::usage(format_args!(
                     "{} would be written over: it is named twice, or is a log or the policies",
                     path.display()
                 )));
             }
-            taken.push(file);
+            taken.extend(file);
         }
         if self.report.is_some() && self.report == self.decisions {
             return Err(Error::usage("--report and --decisions name the same file"));

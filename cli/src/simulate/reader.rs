@@ -1,15 +1,15 @@
 //! [`Reader`]: reads the lines of one log by one format.
 
+use std::borrow::Cow;
+use std::sync::LazyLock;
+
 use regex::bytes::{CaptureLocations, Regex};
 use serde_json::Value;
 
-use super::formats::{Format, OWN};
+use super::formats::{Format, OWN, PREFIX, compiled};
 use super::options::SimulateArgs;
-use super::prefix::bare;
-use super::record::Record;
 use super::request::{Mapping, Request};
-use super::stamp::Clock;
-use super::view::{ROLES, View};
+use super::view::{ROLES, Record, View};
 use crate::{Error, Result};
 
 pub(super) struct Reader<'a> {
@@ -24,7 +24,6 @@ pub(super) struct Reader<'a> {
     pub(super) has_status: bool,
     /// The most fields that the format knows in a line.
     pub(super) known: usize,
-    clock: Clock,
     /// The kind of the times.
     pub(super) words: String,
 }
@@ -58,7 +57,6 @@ impl<'a> Reader<'a> {
             needs_status: false,
             has_status: false,
             known: 0,
-            clock: Clock::default(),
             words: String::new(),
         };
         reader.look(mapping);
@@ -150,7 +148,7 @@ impl<'a> Reader<'a> {
             self.words.clear();
         }
         self.has_status |= has_status;
-        let Some(stamp) = view.time(&record, has_status, &mut self.clock, &mut self.words) else {
+        let Some(stamp) = view.time(&record, has_status, &mut self.words) else {
             return Err(Read::Unreadable(NO_TIME.into()));
         };
         let path = || view.path.value(&record).unwrap_or_default();
@@ -169,4 +167,39 @@ impl<'a> Reader<'a> {
         let request = mapping.request(&record, view, stamp, place);
         Ok(Read::Request(request, is_loose))
     }
+}
+
+/// The number of collectors that one line may pass.
+const MOST: usize = 3;
+
+/// The codes of a terminal, which tracing-subscriber writes to files too.
+static COLOURS: LazyLock<Regex> = LazyLock::new(|| compiled(r"\x1b\[[\d;]*m"));
+
+/// `{"log":"…","stream":"stdout"}` of Docker, `{"MESSAGE":"…"}` of journald.
+static WRAPPED: LazyLock<Regex> =
+    LazyLock::new(|| compiled(r#"^\{(?:"log":|.*"__REALTIME_TIMESTAMP")"#));
+
+/// The line as the server wrote it.
+pub(super) fn bare(line: &[u8]) -> Cow<'_, [u8]> {
+    let mut line = Cow::Borrowed(line.trim_ascii());
+    if line.contains(&0x1b) {
+        line = COLOURS.replace_all(&line, &b""[..]).into_owned().into();
+    }
+    for _ in 0..MOST {
+        let end = PREFIX.find(&line).map_or(0, |it| it.end());
+        line = match (unwrapped(&line), line) {
+            (Some(inner), _) => inner.into(),
+            (None, Cow::Borrowed(line)) if end > 0 => line[end..].trim_ascii().into(),
+            (None, Cow::Owned(line)) if end > 0 => line[end..].to_owned().into(),
+            (None, line) => return line,
+        };
+    }
+    line
+}
+
+fn unwrapped(line: &[u8]) -> Option<Vec<u8>> {
+    let is_wrapped = line.starts_with(b"{") && WRAPPED.is_match(line);
+    let line: Value = is_wrapped.then(|| serde_json::from_slice(line).ok())??;
+    let inner = line.get("log").or(line.get("MESSAGE"))?;
+    Some(inner.as_str()?.trim().into())
 }

@@ -1,7 +1,7 @@
 //! `--report`: the outcome as one page of HTML, without scripts and without resources from other places. The style sheet
 //! has the colours of its plots, for light and for dark backgrounds.
 
-use super::outcome::Outcome;
+use super::Outcome;
 use super::sections::{sections, span, summary};
 use super::timeline::{OverTime, Span};
 use crate::table::escaped;

@@ -19,24 +19,6 @@ pub(super) struct Stamp {
     pub(super) is_whole: bool,
 }
 
-/// Reads times, of which many follow each other that are the same.
-#[derive(Default)]
-pub(super) struct Clock {
-    text: Vec<u8>,
-    stamp: Option<Stamp>,
-}
-
-impl Clock {
-    pub(super) fn read(&mut self, text: &[u8]) -> Option<Stamp> {
-        if self.text != text {
-            self.stamp = Stamp::read(text);
-            self.text.clear();
-            self.text.extend_from_slice(text);
-        }
-        self.stamp
-    }
-}
-
 impl Stamp {
     fn new(ms: i64, is_whole: bool) -> Option<Self> {
         let ms = u64::try_from(ms).ok().filter(|_| ms <= LATEST_MS)?;
@@ -112,15 +94,13 @@ pub(super) fn duration(text: &[u8], unit: &str) -> Option<u64> {
     let (count, own) = text.split_at(end.unwrap_or(text.len()));
     let own = Some(own.trim()).filter(|own| !own.is_empty());
     let unit = own.unwrap_or(unit);
-    let units = [
-        ("s", 1e3),
-        ("ms", 1.0),
-        ("us", 1e-3),
-        ("µs", 1e-3),
-        ("μs", 1e-3),
-        ("ns", 1e-6),
-    ];
-    let (_, in_ms) = units.into_iter().find(|it| it.0 == unit)?;
+    let in_ms = match unit {
+        "s" => 1e3,
+        "ms" => 1.0,
+        "us" | "µs" | "μs" => 1e-3,
+        "ns" => 1e-6,
+        _ => return None,
+    };
     let ms = count.parse::<f64>().ok()? * in_ms;
     (ms < 1e12).then_some(ms.round() as u64)
 }

@@ -117,7 +117,7 @@ async fn a_service_that_publishes_nothing_needs_the_file() {
     site.limiter.policies_published().await.unwrap();
     assert_eq!(site.json("policies", 1)["policies"], serde_json::json!([]));
     site.tool
-        .told("explain user=alice | 2 | the service publishes none");
+        .told("explain user=alice | 2 | the service publishes no limits");
     assert_eq!(site.server.run::<u64>("EXISTS sluicegate:!policies"), 0);
 }
 

@@ -1,4 +1,4 @@
-//! [`Networks`]: the addresses of networks, in bounded memory for any number of networks.
+//! [`Rows`]: the first rows of a ranking, or of its networks, in bounded memory for any number of identities.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -6,8 +6,92 @@ use std::net::IpAddr;
 
 use serde_json::{Value, json};
 use sluicegate::PeerIp;
+use sluicegate::store::redis::inspect::StoredName;
 
+use super::TopArgs;
 use crate::{Cell, Table};
+
+pub(super) struct Rows {
+    most: usize,
+    /// Sorted, the greatest rank first.
+    first: Vec<(Rank, Option<StoredName>, Row)>,
+    /// With `--by-prefix`.
+    networks: Option<Networks>,
+}
+
+/// A row of the ranking.
+pub(super) struct Row {
+    pub(super) document: Value,
+    pub(super) cells: Vec<Cell>,
+    /// Less important lines below the table.
+    pub(super) notes: Vec<String>,
+}
+
+pub(super) type Rank = (u128, u64);
+
+impl Rows {
+    /// `names` are those of the two numbers that networks add up.
+    pub(super) fn new(args: &TopArgs, names: [&'static str; 2]) -> Self {
+        let networks = args.by_prefix.map(|bits| Networks::new(bits, names));
+        Self {
+            most: args.number.into(),
+            first: Vec::new(),
+            networks,
+        }
+    }
+
+    /// Adds the numbers of an identity to those of its network.
+    pub(super) fn add_to_network(&mut self, identity: &str, policy: &str, numbers: [u64; 2]) {
+        if let Some(networks) = &mut self.networks {
+            networks.add(identity, policy, numbers);
+        }
+    }
+
+    /// Inserts a row that is among the first. Replaces an earlier one of the same name.
+    pub(super) fn offer(
+        &mut self,
+        rank: Rank,
+        name: Option<&StoredName>,
+        row: impl FnOnce() -> Row,
+    ) {
+        let is_after = |last: &(Rank, _, _)| last.0 >= rank;
+        if self.networks.is_some() || self.first.get(self.most - 1).is_some_and(is_after) {
+            return;
+        }
+        self.first
+            .retain(|it| name.is_none() || it.1.as_ref() != name);
+        let place = self.first.partition_point(is_after);
+        self.first.insert(place, (rank, name.cloned(), row()));
+        self.first.truncate(self.most);
+    }
+
+    /// The rows, without those of networks.
+    pub(super) fn rows(&mut self) -> impl Iterator<Item = &mut Row> {
+        self.first.iter_mut().map(|it| &mut it.2)
+    }
+
+    /// The rows as JSON, and as a table with these titles, or with those of networks.
+    pub(super) fn shown(&mut self, titles: &[&'static str]) -> (Vec<Value>, Table) {
+        if let Some(networks) = &self.networks {
+            return networks.first(self.most);
+        }
+        let mut table = Table::new(titles.iter().copied());
+        let rows = self.first.iter_mut().map(|(_, _, row)| {
+            table.row(std::mem::take(&mut row.cells));
+            std::mem::take(&mut row.document)
+        });
+        (rows.collect(), table)
+    }
+
+    /// The lines below the table.
+    pub(super) fn notes(&self) -> impl Iterator<Item = &str> {
+        let is_cut = self.networks.as_ref().is_some_and(|it| it.is_cut);
+        let cut =
+            is_cut.then_some("there are too many networks: those with little use are left out");
+        let notes = self.first.iter().flat_map(|it| &it.2.notes);
+        notes.map(String::as_str).chain(cut)
+    }
+}
 
 /// Beyond, the half with the smallest numbers is forgotten.
 const MOST: usize = 50_000;
@@ -19,17 +103,17 @@ struct Sum {
     addresses: u64,
 }
 
-pub(super) struct Networks {
+struct Networks {
     bits: u8,
     names: [&'static str; 2],
     sums: HashMap<(String, String), Sum>,
     /// Whether networks were forgotten.
-    pub(super) is_cut: bool,
+    is_cut: bool,
 }
 
 impl Networks {
     /// Networks of so many bits of IPv6 addresses; IPv4 addresses stay alone. `names` are those of the numbers.
-    pub(super) fn new(bits: u8, names: [&'static str; 2]) -> Self {
+    fn new(bits: u8, names: [&'static str; 2]) -> Self {
         Self {
             bits,
             names,
@@ -39,7 +123,7 @@ impl Networks {
     }
 
     /// Adds the numbers of an identity, if that is an address or a network.
-    pub(super) fn add(&mut self, identity: &str, policy: &str, numbers: [u64; 2]) {
+    fn add(&mut self, identity: &str, policy: &str, numbers: [u64; 2]) {
         let Some((kind, value)) = identity.split_once('=') else {
             return;
         };
@@ -66,7 +150,7 @@ impl Networks {
     }
 
     /// The first networks, as JSON and as a table.
-    pub(super) fn first(&self, number: usize) -> (Vec<Value>, Table) {
+    fn first(&self, number: usize) -> (Vec<Value>, Table) {
         let mut sums: Vec<_> = self.sums.iter().collect();
         sums.sort_unstable_by_key(|(name, sum)| (sum.rank(), *name));
         let [one, two] = self.names;
