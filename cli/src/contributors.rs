@@ -11,7 +11,7 @@ use sluicegate::{Key, Policy, Rule};
 use super::hints::Hints;
 use super::identity::IdentitiesArgs;
 use super::text::{grouped, millis, printable, span};
-use super::{BOLD, Cell, Error, Output, Result, Settings, Table, published, server};
+use super::{BOLD, Cell, Error, Output, Result, Settings, Table, policies_file, published, server};
 
 #[derive(Args)]
 #[command(after_help = include_str!("help/contributors.txt"))]
@@ -45,6 +45,11 @@ pub(crate) fn run(
     output: &mut Output,
 ) -> Result<bool> {
     let key = args.identities.one(settings.ipv6_prefix())?.key;
+    let file = settings.policies_or(args.policies.as_deref());
+    if let Some(file) = file.filter(|_| args.window.is_none()) {
+        // The tool names a mistake in the file before it calls the server.
+        policies_file::load(file, std::slice::from_ref(&args.policy))?;
+    }
     let (policy, all, why) = server::inspect(settings, async |inspector| {
         let policy = policy(args, settings, &inspector).await?;
         let all = inspector.contributors(&policy, &key).await?;
