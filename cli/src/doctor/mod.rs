@@ -3,7 +3,7 @@
 mod rights;
 
 use std::collections::HashMap;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anstyle::Style;
 use clap::Args;
@@ -173,9 +173,12 @@ impl Doctor<'_> {
             return self.find(WRONG, text);
         }
         let (level, text) = match self.script(key).await {
-            Ok(ms) if ms <= SLOW_MS => (WELL, format!("the script decides, in {ms} ms at most")),
-            Ok(ms) => {
-                let text = format!("the script takes up to {ms} ms");
+            Ok([half, most]) if half <= SLOW_MS => {
+                let text = format!("the script decides, in {half} ms, or {most} ms at most");
+                (WELL, text)
+            }
+            Ok([half, most]) => {
+                let text = format!("the script takes {half} ms, or up to {most} ms");
                 (WRONG, text + ": see `SLOWLOG` and `redis-cli --latency`")
             }
             Err(error) => (WRONG, format!("the script fails: {}", error.message())),
@@ -183,21 +186,23 @@ impl Doctor<'_> {
         self.find(level, text);
     }
 
-    /// The longest time of some checks of a key, in ms.
-    async fn script(&self, key: &Key) -> Result<u64> {
+    /// The time that half of some checks of a key stay below, and the longest, in ms. A single check may wait for a busy
+    /// machine, so half of them have to be slow.
+    async fn script(&self, key: &Key) -> Result<[u64; 2]> {
         let policy = Policy::parse("doctor", "1000/1m").map_err(Error::usage)?;
-        let mut slowest = Duration::ZERO;
+        let mut times = Vec::new();
         for _ in 0..TIMED {
             let begun = Instant::now();
             let charge = Charge::new(&policy, key.clone(), 1);
             self.limiter.check([charge]).await?;
-            slowest = slowest.max(begun.elapsed());
+            times.push(millis(begun.elapsed()));
         }
+        times.sort_unstable();
         let name = self.inspector.name(key, "doctor");
         let is_stored = matches!(self.inspector.read(&name).await?, Ok(Some(_)));
         self.limiter.reset(&policy, key).await?;
         match is_stored {
-            true => Ok(millis(slowest)),
+            true => Ok([times[times.len() / 2], times[times.len() - 1]]),
             false => Err(Error::server("the count that it wrote is not there")),
         }
     }
