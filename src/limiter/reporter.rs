@@ -65,7 +65,7 @@ impl Reports {
         if self.counts.has_news() {
             let reports = Arc::clone(self);
             self.background.spawn(async move {
-                reports.flush().await;
+                let _ = reports.flush().await; // noted
             });
         }
     }
@@ -83,7 +83,7 @@ impl Reports {
         } else if self.counts.fills_up() {
             let reports = Arc::clone(self);
             self.background.finish(async move {
-                reports.flush().await;
+                let _ = reports.flush().await; // noted
             });
         }
     }
@@ -139,17 +139,18 @@ impl Reports {
 
     /// Reports all counts, and returns whether there were some. Waits for a report under way, which may have begun before
     /// the newest of them.
-    pub(super) async fn flush(&self) -> bool {
+    pub(super) async fn flush(&self) -> Result<bool, StoreError> {
         let Some(_turn) = within(REPORTING, self.turn.lock()).await else {
-            return true;
+            return Err(TIMED_OUT);
         };
         let reports = self.counts.take();
         if reports.is_empty() {
-            return false;
+            return Ok(false);
         }
         let contributes = reports.iter().any(|it| !it.account.is_of_denials());
-        self.note(contributes, &self.send_all(reports).await);
-        true
+        let sent = self.send_all(reports).await;
+        self.note(contributes, &sent);
+        sent.map(|()| true)
     }
 
     /// Sends reports in several calls. Those of a call are lost on an error: the store may have added them, and must not add
@@ -196,7 +197,7 @@ async fn run(reports: Weak<Reports>, task: OwnedSemaphorePermit) {
         let Some(reports) = reports.upgrade() else {
             return;
         };
-        let goes_on = reports.flush().await;
+        let goes_on = reports.flush().await.unwrap_or(true);
         if reports.policies.second_passed(&*reports.store).await || goes_on {
             continue;
         }

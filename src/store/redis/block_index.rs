@@ -13,7 +13,7 @@
 use std::time::Duration;
 
 use super::{
-    RedisStore,
+    RedisStore, background,
     error::store_error,
     reports::{look, send_all},
 };
@@ -25,7 +25,7 @@ use crate::{
         error::StoreError,
         operation::{Operation, Reply},
     },
-    store::{StoreFuture, TIMED_OUT},
+    store::StoreFuture,
     timer::within,
     warning::{self, Quiet},
 };
@@ -89,12 +89,16 @@ impl RedisStore {
     }
 }
 
-/// Waits for a write of the index, for a short time. A server that has got it by then writes it all the same.
-async fn noted(write: impl Future<Output = Result<(), StoreError>>) {
-    static FAILURES: Quiet = Quiet::new();
-    let written = within(PATIENCE, write).await.unwrap_or(Err(TIMED_OUT));
+/// Waits for a write of the index, for a short time. Written late, an identity is listed all the same.
+async fn noted(write: impl Future<Output = Result<(), StoreError>> + Send + 'static) {
     // Warns about the first error, and again after a success.
-    FAILURES.note(&written, warning::blocks_not_indexed);
+    let mut noted = Box::pin(async {
+        static FAILURES: Quiet = Quiet::new();
+        FAILURES.note(&write.await, warning::blocks_not_indexed);
+    });
+    if within(PATIENCE, noted.as_mut()).await.is_none() {
+        background::spawn(noted);
+    }
 }
 
 impl IndexUpdate {
