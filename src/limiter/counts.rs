@@ -52,6 +52,8 @@ struct Tally {
     account: Account,
     at_ms: u64,
     latest_ms: u64,
+    /// The [mark] of each label, so that most searches look at no label.
+    marks: Vec<u32>,
     labels: Vec<(Label, i64)>,
     /// The units of the labels that were replaced.
     others: i64,
@@ -160,6 +162,7 @@ impl Tally {
             account,
             at_ms,
             latest_ms: 0,
+            marks: Vec::new(),
             labels: Vec::new(),
             others: 0,
             next: 0,
@@ -167,25 +170,37 @@ impl Tally {
     }
 
     fn add(&mut self, (policy, key): (Option<&Policy>, &Key), units: i64) {
-        let name = policy.map(Policy::name);
-        let mut known = self.labels.iter_mut();
-        let known = known.find(|(label, _)| {
-            label.key == *key && label.policy.as_ref().map(Policy::name) == name
-        });
-        if let Some((_, known)) = known {
+        let mark = mark(key);
+        if let Some(place) = self.place(mark, policy, key) {
+            let known = &mut self.labels[place].1;
             *known = known.saturating_add(units);
             return;
         }
         let (policy, key) = (policy.cloned(), key.clone());
         let new = (Label { policy, key }, units);
         if self.labels.len() < MAX_LABELS {
+            self.marks.push(mark);
             self.labels.push(new);
             return;
         }
         let place = self.smallest();
+        self.marks[place] = mark;
         let (_, replaced) = mem::replace(&mut self.labels[place], new);
         self.others = self.others.saturating_add(replaced);
         self.next = place + 1;
+    }
+
+    fn place(&self, mark: u32, policy: Option<&Policy>, key: &Key) -> Option<usize> {
+        // Without an early end, the processor compares several at a time.
+        let is_marked = |found, other: &u32| found | (*other == mark);
+        if !self.marks.iter().fold(false, is_marked) {
+            return None;
+        }
+        let name = policy.map(Policy::name);
+        let mut places = self.marks.iter().zip(&self.labels);
+        places.position(|(other, (label, _))| {
+            *other == mark && label.key == *key && label.policy.as_ref().map(Policy::name) == name
+        })
     }
 
     /// The place of the label with the fewest units. Among equals, the next in turn is replaced, so that a new label
@@ -208,6 +223,22 @@ impl Tally {
             others: self.others,
         }
     }
+}
+
+/// A number that few keys share.
+fn mark(key: &Key) -> u32 {
+    let value = key.value();
+    let words = value.first_chunk().zip(value.last_chunk());
+    let word = match words {
+        Some((first, last)) => {
+            u64::from_le_bytes(*first) ^ u64::from_le_bytes(*last).rotate_left(23)
+        }
+        None => value
+            .iter()
+            .fold(0, |word, byte| word << 8 | u64::from(*byte)),
+    };
+    let mixed = (word ^ value.len() as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    (mixed >> 32) as u32
 }
 
 #[cfg(test)]
