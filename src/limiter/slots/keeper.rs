@@ -352,7 +352,9 @@ async fn run(keeper: Arc<Keeper>, task: OwnedSemaphorePermit) {
     let (keeper, mut task) = (&keeper, Some(task));
     let places = Arc::new(Semaphore::new(MOST_TOGETHER));
     while let Some(next_ms) = keeper.next_ms(&mut task) {
-        let wait = Duration::from_millis(next_ms.saturating_sub(now_ms()));
+        // Timers do not see that the machine was suspended, and `now_ms` does.
+        let wait_ms = next_ms.saturating_sub(now_ms()).min(LONGEST_TICK_MS);
+        let wait = Duration::from_millis(wait_ms);
         let _ = timeout(wait, keeper.changed.notified()).await;
         while let Some((returns, renewals)) = keeper.look() {
             let returns = returns.into_iter().map(|holdings| (holdings, true));
