@@ -1,6 +1,9 @@
 //! A store without scripts: the contract, and other requirements of transactions.
 
-use std::thread;
+use std::{
+    sync::atomic::{AtomicU32, Ordering::SeqCst},
+    thread,
+};
 
 use bb8_redis::RedisConnectionManager;
 use proptest::prelude::*;
@@ -541,6 +544,53 @@ async fn one_check_fails_when_all_connections_of_the_pool_fall_silent() {
         failed += u32::from(limiter.check(one(&policy, "alice")).await.is_err());
     }
     assert_eq!(failed, 1);
+}
+
+#[tokio::test]
+async fn a_dead_connection_is_replaced_although_its_caller_leaves_before_the_new_one_answers() {
+    let server = Server::start();
+    let address = server.address();
+    let (silent, ready, dials) = (
+        Arc::new(Notify::new()),
+        Arc::new(Notify::new()),
+        Arc::default(),
+    );
+    let dialled: Arc<AtomicU32> = Arc::clone(&dials);
+    let (falls_silent, is_ready) = (Arc::clone(&silent), Arc::clone(&ready));
+    let url = listen(move |mut client| {
+        let (silent, ready) = (Arc::clone(&falls_silent), Arc::clone(&is_ready));
+        let is_first = dialled.fetch_add(1, SeqCst) == 0;
+        async move {
+            if !is_first {
+                ready.notified().await;
+            }
+            let mut server = TcpStream::connect(address).await.unwrap();
+            let both = tokio::io::copy_bidirectional(&mut client, &mut server);
+            tokio::select! {
+                _ = both => {}
+                () = silent.notified() => std::future::pending().await,
+            }
+        }
+    });
+    let manager = RedisConnectionManager::new(url.await).unwrap();
+    let pool = bb8::Pool::builder().max_size(1).test_on_check_out(false);
+    let pool = pool.build(manager).await.unwrap();
+    let limiter = patient(RedisStore::transactions(pool)).probe_interval(Duration::ZERO);
+    let policy = api("100/1d");
+    take(&limiter, &policy, "alice").await;
+    silent.notify_waiters();
+    let limiter = limiter.timeout(Duration::from_millis(50));
+    until("a new connection is dialled", async || {
+        assert!(limiter.check(one(&policy, "alice")).await.is_err());
+        dials.load(SeqCst) == 2
+    })
+    .await;
+    ready.notify_one();
+    until("the new connection is used", async || {
+        limiter.check(one(&policy, "alice")).await.is_ok()
+    })
+    .await;
+    assert_eq!(dials.load(SeqCst), 2);
 }
 
 #[tokio::test]

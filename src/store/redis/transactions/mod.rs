@@ -136,14 +136,15 @@ impl TransactionStore {
         let names = engine::names_of(&*self.store.names, &operations);
         let turn = async {
             let taken = lanes.take(&names).await;
-            (taken, Session::check_out(&self.pool, &self.lost).await)
+            (taken, Session::check_out(&self.pool).await)
         };
         // A caller that leaves while it waits makes room for the next.
         let Either::Left(((taken, session), _)) = select(pin!(turn), pin!(reply.closed())).await
         else {
             return;
         };
-        let mut session = match session {
+        let session = async { session?.renew(&self.pool, &self.lost).await };
+        let mut session = match session.await {
             Ok(session) if sent.begin() => session,
             Ok(_) => return,
             Err(error) => return drop(reply.send(Err(error))),

@@ -50,24 +50,15 @@ pub(super) struct Session {
 }
 
 impl Session {
-    /// Waits for a connection of the pool, and replaces it by a new one if it has ended, or may be as dead as another:
-    /// `lost` is how many of the pool may be.
+    /// Waits for a connection of the pool.
     ///
     /// # Panics
     ///
     /// Outside of a runtime.
-    pub(super) async fn check_out(
-        pool: &Pool<RedisConnectionManager>,
-        lost: &AtomicU32,
-    ) -> Result<Self, StoreError> {
-        let Ok(Ok(mut pooled)) = timeout(TIMEOUT, pool.get_owned()).await else {
+    pub(super) async fn check_out(pool: &Pool<RedisConnectionManager>) -> Result<Self, StoreError> {
+        let Ok(Ok(pooled)) = timeout(TIMEOUT, pool.get_owned()).await else {
             return Err(NO_CONNECTION);
         };
-        if lost.load(Relaxed) > 0 || !is_open(&mut *pooled).await {
-            let fresh = within(TIMEOUT, pool.dedicated_connection()).await;
-            *pooled = fresh.map_err(|error| store_error(&error).unsent())?;
-            let _ = lost.fetch_update(Relaxed, Relaxed, |lost| lost.checked_sub(1));
-        }
         Ok(Self {
             pooled,
             end: Instant::now() + TIMEOUT,
@@ -75,6 +66,22 @@ impl Session {
             is_lost: false,
             runtime: Handle::current(),
         })
+    }
+
+    /// Replaces the connection by a new one if it has ended, or may be as dead as another: `lost` is how many of the pool
+    /// may be. A new one may take longer than its caller waits, so do not drop this future when the caller leaves.
+    pub(super) async fn renew(
+        mut self,
+        pool: &Pool<RedisConnectionManager>,
+        lost: &AtomicU32,
+    ) -> Result<Self, StoreError> {
+        if lost.load(Relaxed) > 0 || !is_open(&mut *self.pooled).await {
+            let fresh = within(TIMEOUT, pool.dedicated_connection()).await;
+            *self.pooled = fresh.map_err(|error| store_error(&error).unsent())?;
+            let _ = lost.fetch_update(Relaxed, Relaxed, |lost| lost.checked_sub(1));
+            self.end = Instant::now() + TIMEOUT;
+        }
+        Ok(self)
     }
 
     /// Whether another attempt can end in time. Otherwise its outcome would hardly be known.
