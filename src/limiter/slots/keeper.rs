@@ -145,7 +145,8 @@ impl Keeper {
         });
     }
 
-    /// Notes held or ended slots. Starts the task, or wakes it if this is due before all others.
+    /// Notes held or ended slots. Starts the task, or wakes it if these are new and due before all others: slots that end
+    /// are returned anyway, and wait for the next look.
     fn set(self: &Arc<Self>, holding: &Arc<Holding>, ended: Option<Ended>, due_ms: u64) {
         let mut entries = self.lock();
         let before = entries.remove(&holding.due());
@@ -156,12 +157,13 @@ impl Keeper {
         insert(&mut entries, entry, due_ms);
         let first = entries.first_key_value();
         let is_first = first.is_some_and(|(first, _)| *first == holding.due());
+        let wakes = is_first && before.is_none();
         let task = Arc::clone(&self.task).try_acquire_owned();
         drop(entries);
         drop(before); // without the lock: limiters and their observers are foreign code
         if let Ok(task) = task {
             self.background.spawn(run(Arc::clone(self), task));
-        } else if is_first {
+        } else if wakes {
             self.changed.notify_one();
         }
     }
