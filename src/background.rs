@@ -15,7 +15,7 @@ use std::{
     pin::{Pin, pin},
     process,
     sync::{
-        Arc, LazyLock, OnceLock,
+        Arc, OnceLock,
         atomic::{
             AtomicBool, AtomicUsize,
             Ordering::{AcqRel, Acquire, Relaxed},
@@ -173,8 +173,8 @@ impl BackRoom {
 /// Begins work in the thread for all stores of the process together.
 #[cfg(feature = "redis")]
 pub(crate) fn spawn(work: impl Future<Output = ()> + Send + 'static) {
-    static ROOM: LazyLock<Arc<BackRoom>> = LazyLock::new(Arc::default);
-    ROOM.spawn(work);
+    static ROOM: OnceLock<Arc<BackRoom>> = OnceLock::new();
+    ROOM.get_or_init(Arc::default).spawn(work);
 }
 
 /// Polls a job once in the caller's runtime. A job that panics has ended.

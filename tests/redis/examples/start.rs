@@ -132,7 +132,7 @@ impl Reader {
         let path = format!("{}:{}", programs().display(), env::var("PATH").unwrap());
         let mut sh = Command::new("sh");
         sh.args(["-c", &command]).env("NO_PROXY", "*");
-        sh.env("PATH", path).env("SLUICEGATE_REDIS", redis);
+        sh.env("PATH", path).env("REDIS_URL", redis);
         let output = sh.output().unwrap();
         assert!(output.status.success(), "{command}: {output:?}");
         String::from_utf8(output.stdout).unwrap()
