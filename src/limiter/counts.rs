@@ -130,10 +130,15 @@ impl Counts {
         tally.add(label, units);
     }
 
-    /// Takes all counts.
-    pub(super) fn take(&self) -> Vec<Report> {
-        let tallies = mem::take(&mut *self.tallies());
-        tallies.into_values().map(Tally::into_report).collect()
+    /// Takes the counts of some accounts.
+    pub(super) fn take(&self, is_asked: impl Fn(&Account) -> bool) -> Vec<Report> {
+        let mut tallies = self.tallies();
+        let all = mem::take(&mut *tallies).into_iter();
+        let (asked, others): (BTreeMap<TallyId, Tally>, _) =
+            all.partition(|(_, tally)| is_asked(&tally.account));
+        *tallies = others;
+        drop(tallies);
+        asked.into_values().map(Tally::into_report).collect()
     }
 
     /// Whether there is something to report.
@@ -282,7 +287,7 @@ mod tests {
 
     fn taken(counts: &Counts) -> Taken {
         let number = |label: &Label| str::from_utf8(label.key.value()).unwrap().parse().unwrap();
-        let reports = counts.take().into_iter().map(|report| {
+        let reports = counts.take(|_| true).into_iter().map(|report| {
             let units = report.units.iter();
             let units = units.map(|(label, units)| (number(label), *units));
             (
@@ -316,7 +321,7 @@ mod tests {
         counts.contribute(&charge(1, 7), now_ms, now_ms, 5);
         counts.contribute(&charge(1, 8), START_MS, now_ms, 3);
         counts.contribute(&charge(1, 8), START_MS, now_ms, -3);
-        let reports = counts.take();
+        let reports = counts.take(|_| true);
         let latest = reports.iter().map(|report| report.latest_ms);
         assert_eq!(latest.collect::<Vec<_>>(), [now_ms; 2]);
         let sums = reports.iter().map(|it| (it.units.len(), it.total()));
@@ -366,7 +371,7 @@ mod tests {
             counts.contribute(&charge(number, 1), START_MS, START_MS, 1);
         }
         deny(&counts, 1, START_MS);
-        let reports = counts.take();
+        let reports = counts.take(|_| true);
         let of_denials = |report: &&Report| report.account.is_of_denials();
         assert_eq!(reports.iter().filter(of_denials).count(), 1);
         assert_eq!(reports.len(), MAX_TALLIES - OF_DENIALS + 1);
@@ -417,7 +422,7 @@ mod tests {
                 process.deny_key(Some(&api), &user(number), clock.now_ms());
             }
             for process in &processes {
-                let reports = process.take();
+                let reports = process.take(|_| true);
                 let units: usize = reports.iter().map(|it| it.units.len()).sum();
                 assert_eq!(units, MAX_LABELS);
                 let total: i64 = reports.iter().map(Report::total).sum();

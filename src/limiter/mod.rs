@@ -520,7 +520,7 @@ impl Limiter {
         let reports = Arc::clone(&self.inner.jobs.reports);
         let begin = |_: &dyn Store| {
             StoreFuture::pending(async move {
-                reports.flush().await?;
+                reports.flush_account(&account).await?;
                 let rankings = reports.store.execute(Operation::Rankings(account));
                 rankings.read(answer_of!(Rankings)).await
             })

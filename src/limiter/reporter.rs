@@ -21,7 +21,7 @@ use crate::{
         decision::{Decision, Usage},
         error::{StoreError, StoreErrorKind},
         operation::{Operation, Reply},
-        report::Report,
+        report::{Account, Report},
         settlement::Settlement,
     },
     store::{Store, TIMED_OUT},
@@ -65,7 +65,7 @@ impl Reports {
         if self.counts.has_news() {
             let reports = Arc::clone(self);
             self.background.spawn(async move {
-                let _ = reports.flush().await; // noted
+                reports.flush().await;
             });
         }
     }
@@ -83,7 +83,7 @@ impl Reports {
         } else if self.counts.fills_up() {
             let reports = Arc::clone(self);
             self.background.finish(async move {
-                let _ = reports.flush().await; // noted
+                reports.flush().await;
             });
         }
     }
@@ -137,20 +137,25 @@ impl Reports {
         }
     }
 
-    /// Reports all counts, and returns whether there were some. Waits for a report under way, which may have begun before
-    /// the newest of them.
-    pub(super) async fn flush(&self) -> Result<bool, StoreError> {
+    /// Reports all counts, and returns whether there were some.
+    async fn flush(&self) -> bool {
         let Some(_turn) = within(REPORTING, self.turn.lock()).await else {
-            return Err(TIMED_OUT);
+            return true;
         };
-        let reports = self.counts.take();
+        let reports = self.counts.take(|_| true);
         if reports.is_empty() {
-            return Ok(false);
+            return false;
         }
         let contributes = reports.iter().any(|it| !it.account.is_of_denials());
-        let sent = self.send_all(reports).await;
-        self.note(contributes, &sent);
-        sent.map(|()| true)
+        self.note(contributes, &self.send_all(reports).await);
+        true
+    }
+
+    /// Reports the counts of one account, for a caller that may leave. Waits for a report under way, which may have begun
+    /// before the newest of them.
+    pub(super) async fn flush_account(&self, account: &Account) -> Result<(), StoreError> {
+        let _turn = self.turn.lock().await;
+        self.send_all(self.counts.take(|it| it.is(account))).await
     }
 
     /// Sends reports in several calls. Those of a call are lost on an error: the store may have added them, and must not add
@@ -197,7 +202,7 @@ async fn run(reports: Weak<Reports>, task: OwnedSemaphorePermit) {
         let Some(reports) = reports.upgrade() else {
             return;
         };
-        let goes_on = reports.flush().await.unwrap_or(true);
+        let goes_on = reports.flush().await;
         if reports.policies.second_passed(&*reports.store).await || goes_on {
             continue;
         }

@@ -214,6 +214,29 @@ async fn a_question_waits_no_longer_than_the_timeout() {
     }
 }
 
+/// More accounts than one call has.
+#[tokio::test(start_paused = true)]
+async fn a_question_about_denials_waits_for_no_other_counts_and_loses_none() {
+    let store = Fated::new(MemoryStore::new(), |asked| match asked {
+        Asked::Execute(Operation::Report(_)) => Fate::Late(ms(150)),
+        _ => Fate::Answered,
+    });
+    let limiter = support::limiter(store.clone());
+    let services: Vec<Key> = (0..100)
+        .map(|it| Key::new("service", it.to_string()))
+        .collect();
+    for service in &services {
+        let charge = Charge::new(&policy(), service.clone(), 1).with_contributor(user("alice"));
+        limiter.check([charge]).await.unwrap();
+    }
+    limiter.denials().await.unwrap();
+    pass(3).await;
+    for service in &services {
+        let known = store.contributors(&policy(), service).await.unwrap();
+        assert_eq!(known.total(), 1, "{service:?}");
+    }
+}
+
 /// The store does not answer the current flush, and loses the counts.
 #[tokio::test(start_paused = true)]
 async fn a_question_is_answered_with_the_counts_since_a_flush_began() {

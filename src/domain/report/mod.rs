@@ -32,6 +32,21 @@ impl Account {
         matches!(self, Self::Denials)
     }
 
+    /// Whether it is the same account, whatever the rules of the policy.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Denials, Self::Denials) => true,
+            (
+                Self::Contributors { policy, key },
+                Self::Contributors {
+                    policy: by,
+                    key: to,
+                },
+            ) => policy.name() == by.name() && key == to,
+            _ => false,
+        }
+    }
+
     /// Returns how many labels a store keeps for a span.
     pub(crate) const fn kept(&self) -> usize {
         match self {
