@@ -164,6 +164,7 @@ impl Usage {
     }
 
     /// To change a usage that nothing else has yet: clones keep the old facts.
+    #[inline]
     fn edit(&mut self) -> &mut Inner {
         Arc::make_mut(&mut self.inner)
     }
