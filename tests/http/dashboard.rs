@@ -180,7 +180,7 @@ fn what_the_dashboard_and_the_alerts_ask_for_is_emitted() {
 
 #[test]
 fn every_alert_links_to_its_paragraph_of_the_guide() {
-    let headings = GUIDE.lines().filter_map(|it| it.strip_prefix("## "));
+    let headings = GUIDE.lines().filter_map(|it| it.strip_prefix("### "));
     let headings: Vec<String> = headings.map(str::to_lowercase).collect();
     let names = alerts().map(|it| it.lines().next().unwrap().to_lowercase());
     assert!(names.eq(headings.clone()), "{headings:?}");
