@@ -119,13 +119,13 @@ fn commands_in(text: &str) -> Vec<String> {
 
 /// The command that each alarm begins with.
 fn first() -> String {
-    let commands = commands_in(section("# The alerts"));
+    let commands = commands_in(section("## The alerts"));
     assert_eq!(commands.len(), 1);
     commands[0].clone()
 }
 
 fn commands(alarm: &str) -> Vec<String> {
-    let own = commands_in(section(&format!("## {alarm}")));
+    let own = commands_in(section(&format!("### {alarm}")));
     std::iter::once(first()).chain(own).collect()
 }
 
@@ -133,7 +133,7 @@ fn commands(alarm: &str) -> Vec<String> {
 fn every_alarm_of_the_page_is_drilled() {
     let drills = include_str!("alarms.rs");
     let mut alarms = 0;
-    for alarm in PAGE.lines().filter_map(|line| line.strip_prefix("## ")) {
+    for alarm in PAGE.lines().filter_map(|line| line.strip_prefix("### ")) {
         assert!(drills.contains(&format!("\"{alarm}\"")), "{alarm}");
         alarms += 1;
     }
@@ -352,7 +352,7 @@ async fn bans_many_a_customer_is_banned_and_complains() {
     );
 
     // The customer names a user; the address of the same request is banned.
-    let complaint = commands_in(section("# A customer who complains"));
+    let complaint = commands_in(section("## A customer who complains"));
     let [explain, hash] = &complaint[..] else {
         panic!("{complaint:?}");
     };
