@@ -6,7 +6,7 @@
 //! of denials. Allocations are counted separately from time.
 //!
 //! `tower_governor`, with its headers and by the same address, is the yardstick: bars and aims are multiples of what it
-//! adds, since times differ from machine to machine. A bar is what holds; an aim is what is hoped for, and fails nothing.
+//! adds, since times differ from machine to machine. A missed bar fails the bench; a missed aim fails nothing.
 
 use std::{
     convert::Infallible,

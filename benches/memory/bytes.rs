@@ -2,7 +2,7 @@
 //! of `bytes.toml`. `cargo bench --bench memory -- bytes` takes seconds, and `./test` runs it; `-- bytes renew` writes the
 //! file.
 //!
-//! Of this process, an allocator counts them, so the machine's other work changes nothing. Fails when a row takes more than
+//! An allocator counts the bytes of this process, so the machine's other work changes nothing. Fails when a row takes more than
 //! its budget and the tolerance, or much less, so that a gain is kept. The budgets hold for one toolchain and one version of
 //! Redis; with others, the bench only prints.
 
@@ -128,7 +128,7 @@ fn version(server: &Server) -> String {
     line.unwrap().to_owned()
 }
 
-/// The bytes that `act` keeps, for each of so many.
+/// The bytes that `act` keeps, divided by the `number` of things that it makes.
 fn kept(number: u64, act: impl FnOnce()) -> u64 {
     u64::try_from(measure(act).bytes_current).unwrap() / number
 }
@@ -209,7 +209,7 @@ fn jobs() -> Policy {
     Policy::parse("jobs", "1000000/10m@concurrent").unwrap()
 }
 
-/// Of this process: the slot, its renewal, and the counts of a store in memory.
+/// The bytes of this process: the slot, its renewal, and the counts of a store in memory.
 fn slot(runtime: &Runtime, limiter: &Limiter) -> u64 {
     let jobs = jobs();
     let mut held = Vec::with_capacity(usize::try_from(SLOTS).unwrap());
@@ -278,7 +278,7 @@ impl<F: Future, C: Fn(u64) -> F> Waiting<F, C> {
     }
 }
 
-/// Of this process, with a store and a limiter; and of Redis.
+/// The bytes of this process, with a store and a limiter, and those of Redis.
 fn connection(runtime: &Runtime, server: &Server) -> (u64, u64) {
     let connected = || {
         let clients: String = server.run("CLIENT LIST");

@@ -515,23 +515,23 @@ async fn a_server_that_was_started_again_is_found_without_an_error() {
     }
 }
 
+/// Relays a connection to the server, until it falls silent and stays open.
+async fn relay(mut client: TcpStream, server: SocketAddr, silent: Arc<Notify>) {
+    let mut server = TcpStream::connect(server).await.unwrap();
+    let both = tokio::io::copy_bidirectional(&mut client, &mut server);
+    tokio::select! {
+        _ = both => {}
+        () = silent.notified() => std::future::pending().await,
+    }
+}
+
 /// As after an outage of the network: the servers answer to new connections alone.
 #[tokio::test]
 async fn one_check_fails_when_all_connections_of_the_pool_fall_silent() {
     let server = Server::start();
     let (address, silent) = (server.address(), Arc::new(Notify::new()));
     let falls_silent = Arc::clone(&silent);
-    let url = listen(move |mut client| {
-        let silent = Arc::clone(&falls_silent);
-        async move {
-            let mut server = TcpStream::connect(address).await.unwrap();
-            let both = tokio::io::copy_bidirectional(&mut client, &mut server);
-            tokio::select! {
-                _ = both => {}
-                () = silent.notified() => std::future::pending().await,
-            }
-        }
-    });
+    let url = listen(move |client| relay(client, address, Arc::clone(&falls_silent)));
     let manager = RedisConnectionManager::new(url.await).unwrap();
     let pool = bb8::Pool::builder().max_size(4).min_idle(4);
     let pool = pool.test_on_check_out(false).build(manager).await.unwrap();
@@ -557,19 +557,14 @@ async fn a_dead_connection_is_replaced_although_its_caller_leaves_before_the_new
     );
     let dialled: Arc<AtomicU32> = Arc::clone(&dials);
     let (falls_silent, is_ready) = (Arc::clone(&silent), Arc::clone(&ready));
-    let url = listen(move |mut client| {
+    let url = listen(move |client| {
         let (silent, ready) = (Arc::clone(&falls_silent), Arc::clone(&is_ready));
         let is_first = dialled.fetch_add(1, SeqCst) == 0;
         async move {
             if !is_first {
                 ready.notified().await;
             }
-            let mut server = TcpStream::connect(address).await.unwrap();
-            let both = tokio::io::copy_bidirectional(&mut client, &mut server);
-            tokio::select! {
-                _ = both => {}
-                () = silent.notified() => std::future::pending().await,
-            }
+            relay(client, address, silent).await;
         }
     });
     let manager = RedisConnectionManager::new(url.await).unwrap();

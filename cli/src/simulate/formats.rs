@@ -135,7 +135,7 @@ fn class(name: &str) -> &'static str {
     class.map_or("", |it| it.1)
 }
 
-/// The name of a field as it is, with `$`, or as Apache writes it.
+/// Returns the bare name of a field, which may be written with `$` or as Apache does.
 pub(super) fn own_name(name: &str) -> String {
     match from_apache(name) {
         Ok(own) if name.starts_with('%') => own.trim_matches(['$', '[', ']']).to_owned(),

@@ -44,7 +44,7 @@ pub(crate) struct TopArgs {
     #[arg(short, long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_ROWS)))]
     number: u16,
 
-    /// Add up addresses by networks of so many bits of IPv6
+    /// Add up addresses by network: for IPv6, of this prefix length
     #[arg(long, value_name = "BITS", value_parser = clap::value_parser!(u8).range(32..=128))]
     by_prefix: Option<u8>,
 

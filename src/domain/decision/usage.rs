@@ -49,7 +49,7 @@ struct Inner {
     rights: Rights,
 }
 
-/// What is known about an answer beside its figures, from when it was made on.
+/// The facts about an answer that are known when it is made, beside its figures.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Facts {
     pub(crate) origin: Origin,
