@@ -58,16 +58,6 @@ pub(crate) fn counts_restart(restart: &Restart) {
     );
 }
 
-/// Warns that a reload has added a policy that no layer uses.
-pub(crate) fn unused_policy(name: &str, similar: &str) {
-    warn!(
-        policy = name,
-        similar,
-        "misconfigured: a reload has added a policy that no layer uses, and whose name is similar to another: if it \
-         is misspelled, use the other name; if it is a policy of its own, ignore this"
-    );
-}
-
 /// Warns about a limit that can find no key for any request.
 pub(crate) fn misconfigured(policy: Option<&str>, error: &ExtractError) {
     warn!(policy, "misconfigured: {error}");

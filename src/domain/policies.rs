@@ -3,10 +3,7 @@
 use std::{
     collections::BTreeMap,
     fmt,
-    sync::{
-        Arc, PoisonError, RwLock, RwLockReadGuard,
-        atomic::{AtomicU8, Ordering::Relaxed},
-    },
+    sync::{Arc, PoisonError, RwLock, RwLockReadGuard},
 };
 
 use crate::domain::{
@@ -96,12 +93,7 @@ impl fmt::Debug for Policies {
 #[derive(Clone, Debug)]
 pub struct ReloadablePolicies {
     current: Arc<RwLock<Policies>>,
-    /// How policies were read: not yet, by [`HANDLES`] alone, or also by [`ANY_NAME`].
-    reads: Arc<AtomicU8>,
 }
-
-const HANDLES: u8 = 1;
-const ANY_NAME: u8 = 2;
 
 impl ReloadablePolicies {
     /// Creates a set with these policies.
@@ -109,7 +101,6 @@ impl ReloadablePolicies {
     pub fn new(policies: Policies) -> Self {
         Self {
             current: Arc::new(RwLock::new(policies)),
-            reads: Arc::default(),
         }
     }
 
@@ -121,33 +112,13 @@ impl ReloadablePolicies {
     /// Returns the current policy of this name.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<Policy> {
-        self.reads.fetch_max(ANY_NAME, Relaxed);
         self.current().get(name).cloned()
     }
 
     /// Returns all current policies.
     #[must_use]
     pub fn load(&self) -> Policies {
-        self.reads.fetch_max(ANY_NAME, Relaxed);
         self.current().clone()
-    }
-
-    /// Returns a new name of these policies that is probably misspelled, and the current name that it is similar to.
-    ///
-    /// A new name has no handle yet, and may get one later if it is similar to none. Before the first handle, and if code
-    /// reads policies without one, as for tiers, any name may be in use.
-    pub(crate) fn misspelled(&self, policies: &Policies) -> Option<(Box<str>, Box<str>)> {
-        if self.reads.load(Relaxed) != HANDLES {
-            return None;
-        }
-        let current = self.current();
-        let mut new = policies.names().filter(|name| current.get(name).is_none());
-        new.find_map(|name| {
-            let meant = most_similar(name, current.names())?;
-            // Names with a number are a series: `tenant-7`, `tenant-8`.
-            let letters = |name: &str| name.replace(|letter: char| letter.is_ascii_digit(), "");
-            (letters(name) != letters(meant)).then(|| (name.into(), meant.into()))
-        })
     }
 
     /// Replaces all policies, and returns the calendar rules that start empty because of this.
@@ -178,7 +149,6 @@ impl ReloadablePolicies {
         let current = self.current();
         let first = current.get(name).cloned();
         let first = first.ok_or_else(|| is_missing(name, &current))?;
-        self.reads.fetch_max(HANDLES, Relaxed);
         Ok(PolicyHandle {
             name: name.into(),
             first,
@@ -405,33 +375,5 @@ mod tests {
         let error = live.replace(policies(&[("logn", "2/1s")]).unwrap());
         let expected = "policy `login` is missing: is `logn` misspelled?";
         assert_eq!(error.unwrap_err().to_string(), expected);
-    }
-
-    #[test]
-    fn a_new_name_is_suspicious_only_if_it_is_similar_to_one_that_a_layer_may_use() {
-        let old = [("login", "1/1s"), ("upload", "1/1s")];
-        let new = |name| policies(&[old[0], old[1], (name, "2/1s")]).unwrap();
-        let live = || ReloadablePolicies::new(policies(&old).unwrap());
-
-        let built = live();
-        built.policy("login").unwrap();
-        let found = built.misspelled(&new("logn"));
-        assert_eq!(found, Some(("logn".into(), "login".into())));
-        for other in ["tenant-7", "login2"] {
-            assert_eq!(built.misspelled(&new(other)), None, "{other}");
-        }
-        built.replace(new("logn")).unwrap();
-        assert_eq!(built.misspelled(&new("logn")), None, "not new any more");
-
-        assert_eq!(live().misspelled(&new("logn")), None, "no layer is built");
-        for read in [
-            |live: &ReloadablePolicies| drop(live.get("upload")),
-            |live: &ReloadablePolicies| drop(live.load()),
-        ] {
-            let by_closure = live();
-            by_closure.policy("login").unwrap();
-            read(&by_closure);
-            assert_eq!(by_closure.misspelled(&new("logn")), None);
-        }
     }
 }

@@ -1,5 +1,4 @@
-//! Replaces [`ReloadablePolicies`], and warns about counts that are lost by it and about misspelled names. Data of the
-//! domain cannot warn.
+//! Replaces [`ReloadablePolicies`], and warns about counts that are lost by it. Data of the domain cannot warn.
 
 use crate::{
     domain::{
@@ -16,20 +15,12 @@ impl ReloadablePolicies {
     /// If a [calendar rule](crate::Rule::per_month) replaces one with another period, zone or first day, the new rule
     /// starts empty, and the log has a warning for each such policy (feature `tracing`).
     ///
-    /// If a new name is similar to a current one, such as `logn` beside `login`, the log has a warning as well: no layer
-    /// uses the new policy, so that its rules change nothing. The warning needs layers with [handles](Self::policy). If
-    /// your code reads policies without them ([`get`](Self::get), [`load`](Self::load)), any name may be in use.
-    ///
     /// # Errors
     ///
     /// When a current policy is missing from the new ones. Nothing is replaced then.
     pub fn replace(&self, policies: Policies) -> Result<(), ConfigError> {
-        let misspelled = self.misspelled(&policies);
         for restart in self.swap(policies)? {
             warning::counts_restart(&restart);
-        }
-        if let Some((name, similar)) = misspelled {
-            warning::unused_policy(&name, &similar);
         }
         Ok(())
     }

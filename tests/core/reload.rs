@@ -1,4 +1,4 @@
-//! A reload that gives a policy calendar rules of other periods, or misspells a name.
+//! A reload that gives a policy calendar rules of other periods.
 
 use sluicegate::policies::{Policies, ReloadablePolicies};
 use support::prelude::*;
@@ -39,27 +39,6 @@ fn counts_that_start_empty_are_warned_of_once_with_the_rules_and_the_mend() {
     ] {
         assert!(line.contains(part), "{part}: {line}");
     }
-}
-
-#[test]
-fn a_misspelled_name_is_warned_of_once_with_the_name_that_was_meant() {
-    let named = |names: &[&str]| {
-        let policies = names.iter().map(|name| Policy::parse(*name, "9/1m"));
-        Policies::new(policies.map(Result::unwrap)).unwrap()
-    };
-    let live = ReloadablePolicies::new(named(&["login", "ip"]));
-    let layers = [live.policy("login"), live.policy("ip")];
-    let (trace, _guard) = traced_here();
-    live.replace(named(&["login", "ip", "tenant-7"])).unwrap();
-    assert_eq!(*trace.lines.lock().unwrap(), [""; 0]);
-    for _ in 0..2 {
-        live.replace(named(&["login", "ip", "tenant-7", "logn"]))
-            .unwrap();
-    }
-    let line = only_line(&trace);
-    assert!(line.starts_with("WARN misconfigured: a reload has added a policy that no layer uses"));
-    assert!(line.contains(r#"policy="logn" similar="login""#), "{line}");
-    drop(layers);
 }
 
 #[tokio::test]
