@@ -67,7 +67,7 @@ impl<'a> Hints<'a> {
     pub(crate) async fn look(inspector: &'a Inspector, published: &[PublishedPolicy]) -> Self {
         let is_published = !published.is_empty();
         let prefix = inspector.name(&Key::new("", ""), "").prefix().to_owned();
-        let kinds = published.iter().flat_map(PublishedPolicy::kinds);
+        let kinds = published.iter().flat_map(|it| &it.kinds);
         let mut hints = Self {
             inspector,
             total: 0,
@@ -75,7 +75,7 @@ impl<'a> Hints<'a> {
             is_published,
             prefixes: is_published.then(|| prefix.clone()).into_iter().collect(),
             prefix,
-            kinds: kinds.map(str::to_owned).collect(),
+            kinds: kinds.cloned().map(Into::into).collect(),
             policies: BTreeSet::new(),
             forms: BTreeSet::new(),
             ipv6_prefixes: BTreeSet::new(),

@@ -55,10 +55,10 @@ fn definitions(
         let differs = !are_plans(definitions) && in_use(definitions).nth(1).is_some();
         differing.extend(Some(name).filter(|_| differs));
         for published in definitions {
-            let (policy, enforces_blocks) = (published.policy(), published.enforces_blocks());
+            let (policy, enforces_blocks) = (&published.policy, published.enforces_blocks);
             let ban = policy.ban_config().map(|ban| ban.to_string());
             let on_failure = policy.failure_policy().map(|it| it.as_str());
-            let kinds = published.kinds().map(|kind| printable(kind.as_bytes()));
+            let kinds = published.kinds.iter().map(|it| printable(it.as_bytes()));
             let (kinds, shadow): (Vec<_>, _) = (kinds.collect(), policy.is_shadow());
             has_shadow |= shadow;
             table.row([
@@ -68,13 +68,13 @@ fn definitions(
                 on_failure.unwrap_or_default().into(),
                 kinds.join(", ").into(),
                 ["not enforced", "enforced"][usize::from(enforces_blocks)].into(),
-                format!("{} ago", span(now_ms.saturating_sub(published.seen_ms()))).into(),
+                format!("{} ago", span(now_ms.saturating_sub(published.seen_ms))).into(),
             ]);
             rows.push(json!({
                 "policy": name, "rules": policy.to_string(), "ban": ban, "shadow": shadow,
                 "on_failure": on_failure, "kinds": kinds, "enforces_blocks": enforces_blocks,
-                "version": printable(published.version().as_bytes()),
-                "seen_ms": published.seen_ms(), "differs": differs,
+                "version": printable(published.version.as_bytes()),
+                "seen_ms": published.seen_ms, "differs": differs,
             }));
         }
     }
@@ -267,14 +267,13 @@ fn in_force(definitions: &[PublishedPolicy]) -> Vec<Policy> {
 /// Whether one process uses several of these definitions. Otherwise, several are those of processes that differ. The
 /// newest says so: a definition that a reload has replaced is not published again.
 fn are_plans(definitions: &[PublishedPolicy]) -> bool {
-    let mut in_use = in_use(definitions);
-    in_use.next().is_some_and(PublishedPolicy::shares_name)
+    definitions.first().is_some_and(|it| it.shares_name)
 }
 
 /// The definitions in use that limit otherwise than each other, the newest first.
 fn distinct(definitions: &[PublishedPolicy]) -> Vec<&Policy> {
     let mut distinct: Vec<&Policy> = Vec::new();
-    for policy in in_use(definitions).map(PublishedPolicy::policy) {
+    for policy in in_use(definitions).map(|it| &it.policy) {
         if distinct.iter().all(|other| is_other(other, policy)) {
             distinct.push(policy);
         }
@@ -286,20 +285,20 @@ fn distinct(definitions: &[PublishedPolicy]) -> Vec<&Policy> {
 fn by_name(published: Vec<PublishedPolicy>) -> BTreeMap<String, Vec<PublishedPolicy>> {
     let mut by_name = BTreeMap::<String, Vec<PublishedPolicy>>::new();
     for definition in published {
-        let name = definition.policy().name().to_owned();
+        let name = definition.policy.name().to_owned();
         by_name.entry(name).or_default().push(definition);
     }
     for definitions in by_name.values_mut() {
-        definitions.sort_by_key(|published| std::cmp::Reverse(published.seen_ms()));
+        definitions.sort_by_key(|published| std::cmp::Reverse(published.seen_ms));
     }
     by_name
 }
 
 /// The definitions that were published at about the same time as the newest. The newest comes first.
 fn in_use(definitions: &[PublishedPolicy]) -> impl Iterator<Item = &PublishedPolicy> {
-    let newest_ms = definitions.first().map_or(0, PublishedPolicy::seen_ms);
+    let newest_ms = definitions.first().map_or(0, |it| it.seen_ms);
     let definitions = definitions.iter();
-    definitions.filter(move |it| it.seen_ms() + IN_USE_MS > newest_ms)
+    definitions.filter(move |it| it.seen_ms + IN_USE_MS > newest_ms)
 }
 
 /// The reason why a block of this key may have no effect: no published policy for keys of this kind enforces blocks.
@@ -308,9 +307,9 @@ pub(crate) fn why_unenforced(published: &[PublishedPolicy], key: &Key) -> Option
     let mut names = Vec::new();
     for (name, definitions) in by_name(published.to_vec()) {
         // A definition that no process uses any more says nothing about blocks now.
-        let is_of_kind = |it: &&PublishedPolicy| it.kinds().any(|kind| kind == key.kind());
+        let is_of_kind = |it: &&PublishedPolicy| it.kinds.contains(key.kind());
         let of_kind: Vec<_> = in_use(&definitions).filter(is_of_kind).collect();
-        if of_kind.iter().any(|it| it.enforces_blocks()) {
+        if of_kind.iter().any(|it| it.enforces_blocks) {
             return None;
         }
         names.extend(of_kind.first().map(|_| name));

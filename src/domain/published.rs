@@ -16,16 +16,24 @@ const MAX_KIND: usize = 32;
 #[doc(hidden)]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PublishedPolicy {
-    policy: Policy,
-    kinds: BTreeSet<Box<str>>,
-    pub(crate) enforces_blocks: bool,
-    version: Box<str>,
-    seen_ms: u64,
-    shares_name: bool,
-    /// The label of the process that publishes it, if it is known and the policy has slots. No stored policy has one.
+    /// The name, rules, ban and failure policy, and whether this is a shadow.
+    pub policy: Policy,
+    /// The kinds of keys that were charged; at most 16.
+    pub kinds: BTreeSet<Box<str>>,
+    /// Whether checks under this policy [enforce blocks](crate::block#blocks).
+    pub enforces_blocks: bool,
+    /// The version of this crate that has published the policy.
+    pub version: Box<str>,
+    /// When a process last reported that it uses the policy, in ms since the Unix epoch by the store's clock. Processes
+    /// report this every five minutes.
+    pub seen_ms: u64,
+    /// Whether the process used several definitions of this name at about the same time, such as plans. If none of its
+    /// definitions shares the name, processes differ.
+    pub shares_name: bool,
+    /// Whether a reload has replaced the policy, so that the store takes it back.
+    pub is_replaced: bool,
+    /// The label of the process that publishes it, if some policy of that process has slots. No stored policy has one.
     pub(crate) process: Option<Box<str>>,
-    /// Whether a reload has replaced the policy, so that it is to be taken back.
-    is_replaced: bool,
 }
 
 /// The longest label of a process, in bytes.
@@ -62,24 +70,6 @@ impl PublishedPolicy {
         }
     }
 
-    /// Takes the policy back.
-    pub(crate) fn replaced(mut self) -> Self {
-        self.is_replaced = true;
-        self
-    }
-
-    /// Returns whether a reload has replaced the policy, so that the store takes it back.
-    #[must_use]
-    pub const fn is_replaced(&self) -> bool {
-        self.is_replaced
-    }
-
-    /// Publishes the label of this process too, if the policy has slots.
-    pub(crate) fn label_process(&mut self, label: Option<&str>) {
-        let has_slots = self.policy.is_concurrency();
-        self.process = label.filter(|_| has_slots).map(plain_label);
-    }
-
     /// Notes which of the policies that a process uses have the same name as others.
     pub(crate) fn note_shared_names(policies: &mut [Self]) {
         let names: Vec<String> = policies.iter().map(|it| it.policy.name().into()).collect();
@@ -91,47 +81,9 @@ impl PublishedPolicy {
 
     /// Adds a kind of keys; returns whether the kind is new.
     pub(crate) fn add_kind(&mut self, kind: &str) -> bool {
-        let fits = self.kinds.len() < MAX_KINDS && kind.len() <= MAX_KIND;
+        let fits = self.kinds.len() < MAX_KINDS && (1..=MAX_KIND).contains(&kind.len());
         let is_plain = |byte: u8| byte.is_ascii_graphic() && byte != b',';
         fits && kind.bytes().all(is_plain) && self.kinds.insert(kind.into())
-    }
-
-    /// Returns the policy: the name, rules, ban and failure policy, and whether this is a shadow.
-    #[must_use]
-    pub const fn policy(&self) -> &Policy {
-        &self.policy
-    }
-
-    /// Returns the kinds of keys that were charged, in alphabetical order; at most 16.
-    #[must_use]
-    pub fn kinds(&self) -> impl ExactSizeIterator<Item = &str> {
-        self.kinds.iter().map(|kind| &**kind)
-    }
-
-    /// Returns whether checks under this policy [enforce blocks](crate::block#blocks).
-    #[must_use]
-    pub const fn enforces_blocks(&self) -> bool {
-        self.enforces_blocks
-    }
-
-    /// Returns the version of this crate that has published the policy.
-    #[must_use]
-    pub const fn version(&self) -> &str {
-        &self.version
-    }
-
-    /// Returns whether the process used several definitions of this name at about the same time, such as plans. If none
-    /// of its definitions shares the name, processes differ.
-    #[must_use]
-    pub const fn shares_name(&self) -> bool {
-        self.shares_name
-    }
-
-    /// Returns when a process last reported that it uses the policy, in ms since the Unix epoch by the
-    /// store's clock. Processes report this every five minutes.
-    #[must_use]
-    pub const fn seen_ms(&self) -> u64 {
-        self.seen_ms
     }
 }
 
@@ -146,8 +98,8 @@ impl PublishedPolicy {
 
     /// Returns the whole entry in the stored form.
     pub(crate) fn text(&self, seen_ms: u64) -> String {
-        let kinds: Vec<&str> = self.kinds().collect();
-        let (kinds, blocks, version) = (kinds.join(","), self.enforces_blocks, self.version());
+        let kinds: Vec<&str> = self.kinds.iter().map(|kind| &**kind).collect();
+        let (kinds, blocks, version) = (kinds.join(","), self.enforces_blocks, &self.version);
         let (shares_name, definition) = (self.shares_name, self.definition());
         format!(
             "seen={seen_ms}\nversion={version}\nblocks={blocks}\nkinds={kinds}\nshares_name={shares_name}\n{definition}"
@@ -156,36 +108,29 @@ impl PublishedPolicy {
 
     /// Reads the output of [`text`](Self::text). Ignores unknown lines, which a later version may have written.
     pub(crate) fn parse(name: &str, text: &str) -> Option<Self> {
-        let value = |wanted: &str| {
-            let mut lines = text.lines().filter_map(|line| line.split_once('='));
-            lines.find_map(|(name, value)| (name == wanted).then_some(value))
-        };
+        let lines = || text.lines().filter_map(|line| line.split_once('='));
+        let value = |wanted: &str| Some(lines().find(|(name, _)| *name == wanted)?.1);
         let mut policy = Policy::parse(name, value("rules")?).ok()?;
-        if let Some(ban) = value("ban") {
-            policy = policy.ban(ban.parse().ok()?);
-        }
-        if value("shadow").is_some() {
-            policy = policy.shadow();
-        }
-        if let Some(text) = value("on_failure") {
-            let mut all = FailurePolicy::ALL.iter().copied();
-            policy = policy.on_failure(all.find(|policy| policy.as_str() == text)?);
-        }
-        if let Some(unit) = value("unit") {
-            policy = policy.unit(unit.parse().ok()?);
-        }
-        if value("hidden").is_some() {
-            policy = policy.hidden();
+        for (name, value) in lines() {
+            policy = match name {
+                "ban" => policy.ban(value.parse().ok()?),
+                "shadow" => policy.shadow(),
+                "on_failure" => {
+                    let mut all = FailurePolicy::ALL.iter().copied();
+                    policy.on_failure(all.find(|it| it.as_str() == value)?)
+                }
+                "unit" => policy.unit(value.parse().ok()?),
+                "hidden" => policy.hidden(),
+                _ => policy,
+            };
         }
         let mut published = Self::new(policy, value("blocks") == Some("true"));
         published.version = value("version")?.chars().take(MAX_KIND).collect();
-        // A kind that is not valid is skipped: any process may write to the store.
         published.seen_ms = value("seen")?.parse().ok()?;
         published.shares_name = value("shares_name") == Some("true");
+        // A kind that is not valid is skipped: any process may write to the store.
         for kind in value("kinds").unwrap_or_default().split(',') {
-            if !kind.is_empty() {
-                published.add_kind(kind);
-            }
+            published.add_kind(kind);
         }
         Some(published)
     }
@@ -217,8 +162,8 @@ mod tests {
             .map(|(name, rules)| PublishedPolicy::new(Policy::parse(name, rules).unwrap(), true));
         PublishedPolicy::note_shared_names(&mut published);
         let read = published.each_ref().map(|it| {
-            let read = PublishedPolicy::parse(it.policy().name(), &it.text(7)).unwrap();
-            (it.shares_name(), read.shares_name())
+            let read = PublishedPolicy::parse(it.policy.name(), &it.text(7)).unwrap();
+            (it.shares_name, read.shares_name)
         });
         assert_eq!(read, [(true, true), (false, false), (true, true)]);
     }

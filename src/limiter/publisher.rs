@@ -27,7 +27,7 @@ use crate::{
         marks::{LOOKED_AT, next_number},
         operation::{Operation, Reply, answer_of},
         policy::Policy,
-        published::{PublishedPolicy, default_label},
+        published::{PublishedPolicy, default_label, plain_label},
     },
     limiter::jitter,
     store::{Store, TIMED_OUT},
@@ -143,7 +143,11 @@ impl Known {
             noted.is_over = policy.marks().is_replaced_after(noted.number);
             if noted.is_over {
                 noted.uses = 0;
-                replaced.extend(noted.published.clone().map(PublishedPolicy::replaced));
+                let published = noted.published.clone();
+                replaced.extend(published.map(|it| PublishedPolicy {
+                    is_replaced: true,
+                    ..it
+                }));
             }
         }
         replaced
@@ -286,11 +290,11 @@ impl Publisher {
         }
         self.number.store(next_number(), Relaxed);
         PublishedPolicy::note_shared_names(&mut used);
-        if used.iter().any(|it| it.policy().is_concurrency()) {
+        if used.iter().any(|it| it.policy.is_concurrency()) {
             let own = known.label.clone();
             let label = own.unwrap_or_else(|| Some(default_label()));
-            used.iter_mut()
-                .for_each(|it| it.label_process(label.as_deref()));
+            let label = label.as_deref().map(plain_label);
+            used.iter_mut().for_each(|it| it.process.clone_from(&label));
         }
         used.extend(replaced);
         used
@@ -408,7 +412,7 @@ mod tests {
         assert!((2..NOTED).all(|_| note("ip")));
         assert!(!note("ip"));
         let published = publisher.begin();
-        assert_eq!(published[0].kinds().collect::<Vec<_>>(), ["ip", "user"]);
+        assert_eq!(published[0].kinds, ["ip", "user"].map(Into::into).into());
         assert!(note("ip"), "its mark is over");
     }
 

@@ -131,7 +131,7 @@ async fn a_policy_that_another_has_replaced_is_not_published_again() {
 fn last(store: &Publishing) -> Vec<(String, bool)> {
     let last = store.last.lock().unwrap();
     let last = last.iter().map(|it| {
-        let (policy, is_replaced) = (it.policy(), it.is_replaced());
+        let (policy, is_replaced) = (&it.policy, it.is_replaced);
         (format!("{} {policy}", policy.name()), is_replaced)
     });
     let mut last: Vec<_> = last.collect();
@@ -229,10 +229,10 @@ async fn a_policy_is_published_as_it_is_first_used_and_not_as_a_look_was_before(
     charge(&limiter, &api).await;
     pass(10).await;
     let last = store.last.lock().unwrap();
-    let on_failure = last[0].policy().failure_policy();
+    let on_failure = last[0].policy.failure_policy();
     assert_eq!(on_failure, Some(FailurePolicy::Local));
-    assert_eq!(last[0].kinds().collect::<Vec<_>>(), ["user"]);
-    assert!(!last[0].enforces_blocks());
+    assert_eq!(last[0].kinds, ["user"].map(Into::into).into());
+    assert!(!last[0].enforces_blocks);
 }
 
 #[tokio::test(start_paused = true)]

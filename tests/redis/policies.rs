@@ -40,7 +40,7 @@ fn fields(server: &Server) -> Vec<String> {
 async fn published(store: &RedisStore) -> Vec<(String, u64)> {
     let policies = store.inspector().policies().await.unwrap();
     let name_and_time =
-        |published: &PublishedPolicy| (published.policy().name().to_owned(), published.seen_ms());
+        |published: &PublishedPolicy| (published.policy.name().to_owned(), published.seen_ms);
     let mut published: Vec<_> = policies.iter().map(name_and_time).collect();
     published.sort_unstable();
     published
@@ -217,7 +217,7 @@ async fn a_policy_that_a_reload_replaces_is_taken_back() {
         .unwrap();
     limiter.policies_published().await.unwrap();
     let published = store.inspector().policies().await.unwrap();
-    let mut rules: Vec<_> = published.iter().map(|it| it.policy().to_string()).collect();
+    let mut rules: Vec<_> = published.iter().map(|it| it.policy.to_string()).collect();
     rules.sort_unstable();
     assert_eq!(rules, ["20/1s", "5/1m"]);
 }

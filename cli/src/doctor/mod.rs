@@ -230,7 +230,7 @@ impl Doctor<'_> {
     }
 
     fn published(&mut self, published: &[PublishedPolicy], now_ms: u64) {
-        let newest_ms = published.iter().map(PublishedPolicy::seen_ms).max();
+        let newest_ms = published.iter().map(|it| it.seen_ms).max();
         let Some(newest_ms) = newest_ms else {
             return self.find(NOTE, "no policies are published: verbs need a file of them");
         };

@@ -92,7 +92,7 @@ async fn add_blocks(rows: &mut Rows, inspector: &Inspector, now_ms: u64) -> Resu
 /// The reason why no identity was denied, or none by this policy. An error if there is no policy of this name.
 async fn why_none(policy: Option<&str>, inspector: &Inspector) -> Result<String> {
     let published = inspector.policies().await.unwrap_or_default();
-    let mut names = published.iter().map(|it| it.policy().name());
+    let mut names = published.iter().map(|it| it.policy.name());
     if names.any(|name| Some(name) == policy) {
         return Ok(String::new());
     }

@@ -67,7 +67,7 @@ impl RedisStore {
             background::spawn(async move { asking.look_for_evictions(true).await });
             let now_ms = store.now_ms(&Account::Denials).await?;
             let (replaced, policies): (Vec<_>, Vec<_>) =
-                policies.into_iter().partition(PublishedPolicy::is_replaced);
+                policies.into_iter().partition(|it| it.is_replaced);
             let replaced: Vec<String> = replaced.iter().map(field).collect();
             let (mut over, mut held): (Vec<_>, Vec<_>) = stored
                 .into_iter()
@@ -157,7 +157,7 @@ fn fields(policies: Vec<PublishedPolicy>, held: &[Stored], now_ms: u64) -> Vec<[
         let known = held.iter().find(|stored| stored.field == field);
         // Other processes may have seen other kinds, so keep theirs.
         let theirs = known.and_then(|stored| stored.policy.as_ref());
-        for kind in theirs.iter().flat_map(|theirs| theirs.kinds()) {
+        for kind in theirs.iter().flat_map(|theirs| &theirs.kinds) {
             policy.add_kind(kind);
         }
         let text = policy.text(now_ms);
@@ -185,5 +185,5 @@ fn process(field: &str, text: &str) -> Option<(u64, String)> {
 /// The policy's name, and a hash of its definition.
 fn field(policy: &PublishedPolicy) -> String {
     let hash = blake3::hash(policy.definition().as_bytes()).to_hex();
-    format!("{}:{}", policy.policy().name(), &hash[..8])
+    format!("{}:{}", policy.policy.name(), &hash[..8])
 }
