@@ -1,6 +1,6 @@
 //! [`Tightness`]: the order of rules by how little they leave to a client.
 
-use std::cmp::{Ordering, Reverse};
+use std::cmp::Reverse;
 
 use super::RuleUsage;
 
@@ -9,55 +9,38 @@ use super::RuleUsage;
 /// The first part is how long the rule denies, in ms.
 pub(crate) type Tightness = (Option<u64>, Reverse<Share>);
 
-/// The share of a limit that is left, compared without a division. A limit of 0 leaves nothing.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Share {
-    pub(crate) left: u64,
-    pub(crate) limit: u64,
+/// The share of a limit that is left: the bits of a number that is not below 0 have its order, and equal shares are equal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Share(u64);
+
+impl Share {
+    /// A limit of 0 leaves nothing.
+    #[allow(clippy::cast_precision_loss, reason = "limits are at most 2^53")]
+    pub(crate) fn of(left: u64, limit: u64) -> Self {
+        Self((left as f64 / limit.max(1) as f64).to_bits())
+    }
 }
 
 impl RuleUsage {
-    pub(crate) const fn share(&self) -> Share {
-        Share {
-            left: self.remaining(),
-            limit: self.rule().limit(),
-        }
+    pub(crate) fn share(&self) -> Share {
+        Share::of(self.remaining(), self.rule().limit())
     }
 
-    pub(crate) const fn tightness(&self) -> Tightness {
+    pub(crate) fn tightness(&self) -> Tightness {
         (self.denied_ms(), Reverse(self.share()))
     }
 }
 
-impl Ord for Share {
-    fn cmp(&self, other: &Self) -> Ordering {
-        let of = |one: &Self, limit: u64| u128::from(one.left) * u128::from(limit.max(1));
-        of(self, other.limit).cmp(&of(other, self.limit))
-    }
-}
-
-impl PartialOrd for Share {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for Share {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other) == Ordering::Equal
-    }
-}
-
-impl Eq for Share {}
-
 #[cfg(test)]
 mod tests {
+    use super::Share;
     use crate::domain::{
         charge::Charge,
         check::Check,
         decision::{Count, Decision},
         key::Key,
         policy::Policy,
+        rule::MAX_UNITS,
     };
 
     #[test]
@@ -83,5 +66,14 @@ mod tests {
         // Nothing of one, a half, a tenth, and nothing of nothing.
         let counts = [count(0, 0), count(1, 0), count(9, 0), count(0, 0)];
         assert_eq!(usage(true, 0, &counts), [0, 1, 2, 3]);
+    }
+
+    #[test]
+    fn equal_shares_of_large_limits_are_equal_and_others_are_in_order() {
+        let third = Share::of(MAX_UNITS / 3, MAX_UNITS / 3 * 3);
+        assert_eq!(third, Share::of(1, 3));
+        assert!(Share::of(1, MAX_UNITS) < Share::of(2, MAX_UNITS));
+        assert!(Share::of(MAX_UNITS - 1, MAX_UNITS) < Share::of(MAX_UNITS, MAX_UNITS));
+        assert!(Share::of(0, 0) < Share::of(1, MAX_UNITS));
     }
 }

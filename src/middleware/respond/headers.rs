@@ -393,16 +393,12 @@ impl Headers {
 
 /// Whether the decision is a denial, or leaves less than this share under some rule.
 fn is_below(percent: u8, decision: &Decision) -> bool {
-    let share = Share {
-        left: percent.into(),
-        limit: 100,
-    };
     match decision {
         Decision::Denied(_) | Decision::Blocked(_) => true,
         Decision::Allowed(usage) => usage
             .policies()
             .filter(|of_policy| !of_policy.policy().is_hidden())
             .flat_map(|of_policy| of_policy.rules())
-            .any(|rule| rule.share() < share),
+            .any(|rule| rule.share() < Share::of(percent.into(), 100)),
     }
 }

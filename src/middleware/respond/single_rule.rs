@@ -56,6 +56,8 @@ pub(super) struct ShownRule {
     /// A policy of the unit that the rule stands for; `None` if it stands for all.
     unit: Option<Policy>,
     share: Share,
+    limit: u64,
+    remaining: u64,
     /// Until the rule would admit the request, or until no unit counts any more.
     time: Option<Duration>,
 }
@@ -142,6 +144,8 @@ impl ShownRule {
         Self {
             unit: unit.cloned(),
             share: rule.share(),
+            limit: rule.rule().limit(),
+            remaining: rule.remaining(),
             time: match rule.is_exceeded() {
                 true => rule.shown_retry_after(),
                 false => rule.shown_reset_after(),
@@ -155,8 +159,8 @@ impl ShownRule {
 
     fn insert(&self, style: SingleRule, headers: &mut HeaderMap) {
         let mut insert = |[limit, remaining, reset]: [HeaderName; 3], time: Option<HeaderValue>| {
-            headers.insert(limit, self.share.limit.into());
-            headers.insert(remaining, self.share.left.into());
+            headers.insert(limit, self.limit.into());
+            headers.insert(remaining, self.remaining.into());
             match time {
                 Some(time) => headers.insert(reset, time),
                 None => headers.remove(reset),
