@@ -103,7 +103,7 @@ impl Entry {
     ) {
         if let Some(rule) = policy.rules().first() {
             let section = self.section_mut(Spec::of(rule));
-            if let Some(slots) = section.slots_mut() {
+            if let Section::Concurrency(slots) = section {
                 change(slots);
             }
             counts[0] = section.look(now_ms, rule.limit(), 0);

@@ -41,27 +41,23 @@ impl BucketSpec {
 #[derive(Clone, Debug)]
 pub(crate) struct Bucket {
     spec: BucketSpec,
-    state: BucketState,
-}
-
-/// The data that is kept for a bucket.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct BucketState {
     /// The missing amount at `at_ms`, in units · ms; at most [`MAX_UNITS`].
-    pub(crate) deficit: u64,
+    deficit: u64,
     /// The time of the last write.
-    pub(crate) at_ms: u64,
+    at_ms: u64,
 }
 
 impl Bucket {
     pub(crate) const fn new(spec: BucketSpec) -> Self {
-        let (deficit, at_ms) = (0, 0);
-        let state = BucketState { deficit, at_ms };
-        Self { spec, state }
+        Self::from_parts(spec, 0, 0)
     }
 
-    pub(crate) const fn from_state(spec: BucketSpec, state: BucketState) -> Self {
-        Self { spec, state }
+    pub(crate) const fn from_parts(spec: BucketSpec, deficit: u64, at_ms: u64) -> Self {
+        Self {
+            spec,
+            deficit,
+            at_ms,
+        }
     }
 
     pub(crate) const fn spec(&self) -> BucketSpec {
@@ -70,21 +66,21 @@ impl Bucket {
 
     /// Returns whether the bucket is full.
     pub(crate) const fn is_empty(&self) -> bool {
-        self.state.deficit == 0
+        self.deficit == 0
     }
 
     /// Returns when the bucket is full; 0 if it is full now.
     pub(crate) const fn release_ms(&self) -> u64 {
-        match self.state {
-            BucketState { deficit: 0, .. } => 0,
-            BucketState { deficit, at_ms } => self.spec.full_at(at_ms, deficit),
+        match self.deficit {
+            0 => 0,
+            deficit => self.spec.full_at(self.at_ms, deficit),
         }
     }
 
     /// The time at which any cost fits follows from the deficit.
     pub(crate) fn look(&self, now_ms: u64, limit: u64, _cost: u64) -> Count {
         let (deficit, at_ms) = self.at(now_ms, limit);
-        count(deficit, at_ms)
+        Count::of(deficit, at_ms)
     }
 
     /// Charges units.
@@ -116,40 +112,28 @@ impl Bucket {
     }
 
     pub(crate) const fn kept(&self) -> Count {
-        count(self.state.deficit, self.state.at_ms)
+        Count::of(self.deficit, self.at_ms)
     }
 
     /// Ignores a state further ahead than a full refill takes: the clock was wrong then.
     fn is_believed(&self, now_ms: u64, limit: u64) -> bool {
         let full_ms = limit.saturating_mul(self.spec.window_ms) / self.spec.refill;
-        self.state.at_ms <= now_ms.saturating_add(full_ms)
+        self.at_ms <= now_ms.saturating_add(full_ms)
     }
 
     /// Returns the deficit now, and the time. Time stands still until the clock reaches the time of the last write.
     fn at(&self, now_ms: u64, limit: u64) -> (u64, u64) {
-        let BucketState { deficit, at_ms } = self.state;
-        if deficit == 0 || !self.is_believed(now_ms, limit) {
+        if self.is_empty() || !self.is_believed(now_ms, limit) {
             return (0, now_ms);
         }
-        if now_ms < at_ms {
-            return (deficit, at_ms);
-        }
-        let refilled = self.refill(at_ms, now_ms);
-        (deficit.saturating_sub(refilled), now_ms)
+        let refilled = self.refill(self.at_ms, now_ms);
+        (
+            self.deficit.saturating_sub(refilled),
+            now_ms.max(self.at_ms),
+        )
     }
 
     fn write(&mut self, deficit: u64, at_ms: u64) {
-        self.state = BucketState {
-            deficit: deficit.min(MAX_UNITS),
-            at_ms,
-        };
-    }
-}
-
-const fn count(deficit: u64, at_ms: u64) -> Count {
-    Count {
-        used: deficit,
-        newest_end_ms: at_ms,
-        fits_at_ms: 0,
+        (self.deficit, self.at_ms) = (deficit.min(MAX_UNITS), at_ms);
     }
 }

@@ -13,7 +13,7 @@
 use std::iter::once;
 
 use super::Count;
-use crate::domain::calendar::{Calendar, Periods};
+use crate::domain::calendar::Calendar;
 
 /// Two ends that are nearer than this are ends of the same period, by zone data that differ: a day lasts longer.
 const SAME_END_MS: u64 = 12 * 3_600_000;
@@ -21,34 +21,12 @@ const SAME_END_MS: u64 = 12 * 3_600_000;
 /// A period that begins later than this after the clock was charged while the clock was wrong.
 const AHEAD_MS: u64 = 48 * 3_600_000;
 
-/// The calendar of a section.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum CalendarSpec {
-    Known(Calendar),
-    /// The [label](Calendar::label) of a calendar whose zone this process does not know. No rule of it has this
-    /// calendar, but another process may count under it: so the section is carried along.
-    Foreign(u64),
-}
-
 /// The units of one period. If there are none, the end means nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PeriodCount {
-    spec: CalendarSpec,
+    calendar: Calendar,
     used: u64,
     end_ms: u64,
-}
-
-impl CalendarSpec {
-    fn periods(self, now_ms: u64) -> Periods {
-        match self {
-            Self::Known(calendar) => calendar.periods(now_ms),
-            Self::Foreign(_) => Periods {
-                start_ms: now_ms,
-                end_ms: now_ms,
-                later_ends_ms: [u64::MAX; 3],
-            },
-        }
-    }
 }
 
 /// The units that count at some time.
@@ -61,17 +39,21 @@ struct View {
 }
 
 impl PeriodCount {
-    pub(crate) const fn new(spec: CalendarSpec) -> Self {
-        Self::from_parts(spec, 0, 0)
+    pub(crate) const fn new(calendar: Calendar) -> Self {
+        Self::from_parts(calendar, 0, 0)
     }
 
     /// Creates the count of a period that ends at this time.
-    pub(crate) const fn from_parts(spec: CalendarSpec, used: u64, end_ms: u64) -> Self {
-        Self { spec, used, end_ms }
+    pub(crate) const fn from_parts(calendar: Calendar, used: u64, end_ms: u64) -> Self {
+        Self {
+            calendar,
+            used,
+            end_ms,
+        }
     }
 
-    pub(crate) const fn spec(&self) -> CalendarSpec {
-        self.spec
+    pub(crate) const fn calendar(&self) -> Calendar {
+        self.calendar
     }
 
     pub(crate) const fn is_empty(&self) -> bool {
@@ -120,15 +102,11 @@ impl PeriodCount {
 
     /// Returns all that is kept: after a write, the units that counted at the time of the write, and the change.
     pub(crate) const fn kept(&self) -> Count {
-        Count {
-            used: self.used,
-            newest_end_ms: self.release_ms(),
-            fits_at_ms: 0,
-        }
+        Count::of(self.used, self.release_ms())
     }
 
     fn view(&self, now_ms: u64) -> View {
-        let periods = self.spec.periods(now_ms);
+        let periods = self.calendar.periods(now_ms);
         let mut ends = once(periods.end_ms).chain(periods.later_ends_ms);
         let last_ms = ends.find(|end_ms| *end_ms > now_ms.saturating_add(AHEAD_MS));
         // Later ends were written while the clock was wrong.
@@ -164,8 +142,7 @@ mod tests {
     /// The count of a month that another process ends this much later, or earlier.
     fn count(used: u64, end_ms: u64) -> PeriodCount {
         let rule: Rule = "9/month@UTC".parse().unwrap();
-        let spec = CalendarSpec::Known(rule.in_calendar().unwrap());
-        PeriodCount::from_parts(spec, used, end_ms)
+        PeriodCount::from_parts(rule.in_calendar().unwrap(), used, end_ms)
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The label of a section: two numbers of 48 bits, as `lua/README.md` describes it.
 
-use super::{BucketSpec, CalendarSpec, Spec, StepSpec};
+use super::{BucketSpec, Spec, StepSpec};
 use crate::domain::{calendar::Calendar, rule::MAX_UNITS};
 
 /// The number of a kind times this is added to the first number of a label.
@@ -19,11 +19,8 @@ pub(crate) fn label(spec: Spec) -> [u64; 2] {
         Spec::Steps(spec) => [spec.step_ms, spec.retention_ms],
         Spec::Bucket(spec) => [BUCKET * KIND + spec.window_ms, spec.refill],
         Spec::Concurrency(window_ms) => [CONCURRENCY * KIND, window_ms],
-        Spec::Calendar(spec) => {
-            let label = match spec {
-                CalendarSpec::Known(calendar) => calendar.label(),
-                CalendarSpec::Foreign(label) => label,
-            };
+        Spec::Calendar(calendar) => {
+            let label = calendar.label();
             [CALENDAR * KIND + label / SECOND, label % SECOND]
         }
     }
@@ -40,20 +37,24 @@ pub(crate) fn labelled([first, second]: [u64; 2]) -> Option<Spec> {
     match first / KIND {
         STEPS => are_steps.then_some(Spec::Steps(steps)),
         CONCURRENCY => (number == 0 && second > 0).then_some(Spec::Concurrency(second)),
-        CALENDAR => {
-            let label = number.checked_mul(SECOND)? + second;
-            let calendar = Calendar::labelled(label);
-            let spec = calendar.map_or(CalendarSpec::Foreign(label), CalendarSpec::Known);
-            Some(Spec::Calendar(spec))
-        }
+        CALENDAR => calendar(number, second).map(Spec::Calendar),
         BUCKET => bucket(number, second).map(Spec::Bucket),
         _ => None,
     }
 }
 
-/// Whether a label is of a kind of rules that a later version has added.
-pub(crate) const fn is_of_a_later_kind([first, _]: [u64; 2]) -> bool {
-    !matches!(first / KIND, STEPS | CONCURRENCY | CALENDAR | BUCKET)
+/// Whether a label is of rules that this process cannot have: of a kind that a later version has added, or in a time zone
+/// that it does not know.
+pub(crate) fn is_unknown([first, second]: [u64; 2]) -> bool {
+    match first / KIND {
+        STEPS | CONCURRENCY | BUCKET => false,
+        CALENDAR => calendar(first % KIND, second).is_none(),
+        _ => true,
+    }
+}
+
+fn calendar(first: u64, second: u64) -> Option<Calendar> {
+    Calendar::labelled(first.checked_mul(SECOND)? + second)
 }
 
 fn bucket(window_ms: u64, refill: u64) -> Option<BucketSpec> {
@@ -83,8 +84,22 @@ mod tests {
                 assert_ne!(label(*spec), label(*other));
             }
         }
-        let foreign = Spec::Calendar(CalendarSpec::Foreign((1 << 61) - 1));
-        assert_eq!(labelled(label(foreign)), Some(foreign));
+    }
+
+    #[test]
+    fn a_kind_or_a_time_zone_that_is_not_known_is_unknown() {
+        let in_no_zone = [CALENDAR * KIND + (1 << 13) - 1, SECOND - 1];
+        for label in [in_no_zone, [3 * KIND + 1_000, 1_000]] {
+            assert!(is_unknown(label) && labelled(label).is_none(), "{label:?}");
+        }
+        for label in [[1_000, 0], [CONCURRENCY * KIND, 1], [BUCKET * KIND + 1, 0]] {
+            assert!(!is_unknown(label), "{label:?}");
+        }
+        #[cfg(feature = "calendar")]
+        {
+            let rule: Rule = "5/month:15@Europe/Berlin".parse().unwrap();
+            assert!(!is_unknown(label(Spec::of(&rule))));
+        }
     }
 
     #[test]

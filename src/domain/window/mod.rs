@@ -5,13 +5,16 @@
 //! slots](slot_set) for a concurrency rule.
 
 pub(crate) use self::{
-    bucket::{Bucket, BucketSpec, BucketState},
-    calendar::{CalendarSpec, PeriodCount},
-    label::{is_of_a_later_kind, label, labelled},
+    bucket::{Bucket, BucketSpec},
+    calendar::PeriodCount,
+    label::{is_unknown, label, labelled},
     slot_set::SlotSet,
     steps::{StepQueue, StepSpec},
 };
-use crate::domain::rule::{MAX_UNITS, Rule};
+use crate::domain::{
+    calendar::Calendar,
+    rule::{MAX_UNITS, Rule},
+};
 
 mod bucket;
 mod calendar;
@@ -46,6 +49,15 @@ pub struct Count {
 }
 
 impl Count {
+    /// A count under which the cost fits, or whose time follows from the rest.
+    const fn of(used: u64, newest_end_ms: u64) -> Self {
+        Self {
+            used,
+            newest_end_ms,
+            fits_at_ms: 0,
+        }
+    }
+
     /// Returns the units that count under this rule; for a bucket, the missing units, rounded up.
     #[must_use]
     pub(crate) fn units(&self, rule: &Rule) -> u64 {
@@ -94,13 +106,13 @@ pub(crate) enum Spec {
     Bucket(BucketSpec),
     /// A concurrency rule with this window in ms.
     Concurrency(u64),
-    Calendar(CalendarSpec),
+    Calendar(Calendar),
 }
 
 impl Spec {
     pub(crate) fn of(rule: &Rule) -> Self {
         if let Some(calendar) = rule.in_calendar() {
-            Self::Calendar(CalendarSpec::Known(calendar))
+            Self::Calendar(calendar)
         } else if let Some(spec) = BucketSpec::of(rule) {
             Self::Bucket(spec)
         } else if rule.is_concurrency() {
@@ -138,7 +150,7 @@ impl Section {
             Spec::Steps(spec) => Self::Steps(StepQueue::new(spec)),
             Spec::Bucket(spec) => Self::Bucket(Bucket::new(spec)),
             Spec::Concurrency(window_ms) => Self::Concurrency(SlotSet::new(window_ms)),
-            Spec::Calendar(spec) => Self::Calendar(PeriodCount::new(spec)),
+            Spec::Calendar(calendar) => Self::Calendar(PeriodCount::new(calendar)),
         }
     }
 
@@ -147,7 +159,7 @@ impl Section {
             Self::Steps(queue) => Spec::Steps(queue.spec()),
             Self::Bucket(bucket) => Spec::Bucket(bucket.spec()),
             Self::Concurrency(slots) => Spec::Concurrency(slots.window_ms()),
-            Self::Calendar(count) => Spec::Calendar(count.spec()),
+            Self::Calendar(count) => Spec::Calendar(count.calendar()),
         }
     }
 
@@ -166,7 +178,7 @@ impl Section {
         each!(self, it => it.look(now_ms, limit, cost))
     }
 
-    /// Charges `units`, above 0, now. Slots are [taken](Self::slots_mut) instead.
+    /// Charges `units`, above 0, now. Slots are [taken](SlotSet::take) instead.
     pub(crate) fn charge(&mut self, now_ms: u64, limit: u64, units: u64) {
         match self {
             Self::Steps(queue) => queue.charge(now_ms, units),
@@ -227,13 +239,6 @@ impl Section {
 
     /// Returns the slots of a concurrency rule.
     pub(crate) const fn slots(&self) -> Option<&SlotSet> {
-        match self {
-            Self::Concurrency(slots) => Some(slots),
-            _ => None,
-        }
-    }
-
-    pub(crate) const fn slots_mut(&mut self) -> Option<&mut SlotSet> {
         match self {
             Self::Concurrency(slots) => Some(slots),
             _ => None,

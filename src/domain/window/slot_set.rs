@@ -36,11 +36,8 @@ impl SlotSet {
     /// A set with these expiries and ids.
     pub(crate) fn of(window_ms: u64, mut slots: Vec<(u64, SlotId)>) -> Self {
         slots.sort_unstable();
-        let mut set = Self {
-            window_ms,
-            slots: slots.into(),
-            expiries: None,
-        };
+        let mut set = Self::new(window_ms);
+        set.slots = slots.into();
         set.note_expiries();
         set
     }
@@ -93,11 +90,7 @@ impl SlotSet {
 
     /// The count of all that is kept, which is held after a write.
     pub(super) fn kept(&self) -> Count {
-        Count {
-            used: self.slots.len() as u64,
-            newest_end_ms: self.release_ms(),
-            fits_at_ms: 0,
-        }
+        Count::of(self.slots.len() as u64, self.release_ms())
     }
 
     /// When nothing that is kept can be held any more; 0 if nothing is.

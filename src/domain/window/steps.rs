@@ -221,15 +221,10 @@ impl StepQueue {
     }
 
     fn count(&self, view: &View) -> Count {
-        let counts = view.first < view.end;
-        Count {
-            used: self.total(view.end) - self.total(view.first),
-            newest_end_ms: if counts {
-                self.steps[view.end - 1].end_ms
-            } else {
-                0
-            },
-            fits_at_ms: 0,
+        let used = self.total(view.end) - self.total(view.first);
+        match view.first < view.end {
+            true => Count::of(used, self.steps[view.end - 1].end_ms),
+            false => Count::of(used, 0),
         }
     }
 

@@ -7,11 +7,12 @@
 use super::places::Places;
 use crate::{
     domain::{
+        calendar::Calendar,
         numbers::{number, push_number},
         rule::MAX_UNITS,
         window::{
-            Bucket, BucketSpec, BucketState, CalendarSpec, PeriodCount, Section, SlotSet, Spec,
-            StepQueue, StepSpec, is_of_a_later_kind, label, labelled,
+            Bucket, BucketSpec, PeriodCount, Section, SlotSet, Spec, StepQueue, StepSpec,
+            is_unknown, label, labelled,
         },
     },
     store::entry::Entry,
@@ -41,8 +42,8 @@ const MARKS: usize = 24;
 pub(in crate::store) struct Counts {
     /// A section for each rule of the process that wrote last, in their order, and then those of other processes.
     pub(in crate::store) entry: Entry,
-    /// The sections of kinds of rules that a later version has added, which are carried along until the key expires.
-    later: Vec<Part>,
+    /// The sections of rules that this process cannot have, which are carried along until the key expires.
+    unknown: Vec<Part>,
     /// When the key expires, in ms of the store's clock.
     pub(in crate::store) expires_ms: u64,
 }
@@ -62,7 +63,7 @@ impl Counts {
     pub(in crate::store) const fn nothing() -> Self {
         Self {
             entry: Entry::new(),
-            later: Vec::new(),
+            unknown: Vec::new(),
             expires_ms: 0,
         }
     }
@@ -84,11 +85,11 @@ impl Counts {
     /// The value after a change, and when it expires; `None` if nothing counts.
     pub(in crate::store) fn write(&self) -> Option<(Vec<u8>, u64)> {
         let sections = self.entry.sections().iter().filter(|it| !it.is_empty());
-        let later_ms = (!self.later.is_empty()).then_some(self.expires_ms);
-        let expires_ms = sections.clone().map(Section::release_ms).chain(later_ms);
+        let unknown_ms = (!self.unknown.is_empty()).then_some(self.expires_ms);
+        let expires_ms = sections.clone().map(Section::release_ms).chain(unknown_ms);
         let expires_ms = expires_ms.max()?.min(LAST_MS);
         let own: Vec<Part> = sections.map(Part::of).collect();
-        let parts: Vec<&Part> = self.later.iter().chain(&own).collect();
+        let parts: Vec<&Part> = self.unknown.iter().chain(&own).collect();
         let parts = &parts[parts.len().saturating_sub(MOST_SECTIONS)..];
         let (mut front, [mut used, mut bodies, mut labels]) =
             (vec![0; MARKS], [(); 3].map(|()| Vec::new()));
@@ -120,7 +121,7 @@ fn read(bytes: &[u8]) -> Option<Counts> {
     let first = [number(&mut front, 6)?, number(&mut front, 7)?];
     let used = numbers(&mut front, count, 7)?;
     let mut bodies = front;
-    let (mut sections, mut later) = (Vec::with_capacity(count), Vec::new());
+    let (mut sections, mut unknown) = (Vec::with_capacity(count), Vec::new());
     for (place, used) in used.into_iter().enumerate() {
         let [newest_ms, base] = match place {
             0 => first,
@@ -137,15 +138,15 @@ fn read(bytes: &[u8]) -> Option<Counts> {
             base,
             body: body.to_vec(),
         };
-        if is_of_a_later_kind(part.label) {
-            later.push(part);
-        } else {
-            sections.push(part.section()?);
+        match labelled(part.label) {
+            Some(spec) => sections.push(part.section(spec)?),
+            None if is_unknown(part.label) => unknown.push(part),
+            None => return None,
         }
     }
     (count > 0 && bodies.is_empty()).then(|| Counts {
         entry: Entry::of(sections),
-        later,
+        unknown,
         expires_ms,
     })
 }
@@ -165,12 +166,12 @@ impl Part {
         }
     }
 
-    fn section(&self) -> Option<Section> {
-        Some(match labelled(self.label)? {
+    fn section(&self, spec: Spec) -> Option<Section> {
+        Some(match spec {
             Spec::Steps(spec) => Section::Steps(self.steps(spec)?),
             Spec::Bucket(spec) => Section::Bucket(self.bucket(spec)?),
             Spec::Concurrency(_) => return None, // slots are a sorted set
-            Spec::Calendar(spec) => Section::Calendar(self.period(spec)?),
+            Spec::Calendar(calendar) => Section::Calendar(self.period(calendar)?),
         })
     }
 
@@ -233,13 +234,13 @@ impl Part {
     fn bucket(&self, spec: BucketSpec) -> Option<Bucket> {
         let (deficit, at_ms) = (self.used, self.newest_ms);
         let is_bucket = self.body.is_empty() && deficit <= MAX_UNITS && at_ms <= LAST_MS;
-        is_bucket.then(|| Bucket::from_state(spec, BucketState { deficit, at_ms }))
+        is_bucket.then(|| Bucket::from_parts(spec, deficit, at_ms))
     }
 
-    fn period(&self, spec: CalendarSpec) -> Option<PeriodCount> {
+    fn period(&self, calendar: Calendar) -> Option<PeriodCount> {
         let (used, end_ms) = (self.used, self.newest_ms);
         let is_count = self.body.is_empty() && used <= MAX_UNITS && end_ms <= LAST_MS;
-        is_count.then(|| PeriodCount::from_parts(spec, used, end_ms))
+        is_count.then(|| PeriodCount::from_parts(calendar, used, end_ms))
     }
 }
 
@@ -295,9 +296,9 @@ fn numbers(bytes: &mut &[u8], count: usize, size: usize) -> Option<Vec<u64>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::window::{
-        Bucket, BucketSpec, BucketState, CalendarSpec, PeriodCount, StepSpec,
-    };
+    #[cfg(feature = "calendar")]
+    use crate::domain::rule::Rule;
+    use crate::domain::window::{Bucket, BucketSpec, StepSpec};
 
     const NOW_MS: u64 = 1_700_000_040_000;
 
@@ -326,18 +327,18 @@ mod tests {
             window_ms: 1_000,
             refill: 10,
         };
-        let state = BucketState {
-            deficit: 19_999,
-            at_ms: NOW_MS,
-        };
-        let foreign = CalendarSpec::Foreign(1 << 60);
         vec![
             Section::Steps(queue(1_000, 60_000, &[(0, 7), (2, 300), (40, 1)])),
             Section::Steps(queue(1, 70_000, &[(0, 7), (66_000, 3), (66_001, 3)])),
             Section::Steps(queue(2, 6, &[(0, 1 << 16), (1, 1 << 32), (2, 3), (3, 1)])),
             Section::Steps(queue(86_400_000, 0, &[(1, 1 << 40)])),
-            Section::Bucket(Bucket::from_state(spec, state)),
-            Section::Calendar(PeriodCount::from_parts(foreign, MAX_UNITS, NOW_MS + 9)),
+            Section::Bucket(Bucket::from_parts(spec, 19_999, NOW_MS)),
+            #[cfg(feature = "calendar")]
+            {
+                let rule: Rule = "9/month:15@Europe/Berlin".parse().unwrap();
+                let month = rule.in_calendar().unwrap();
+                Section::Calendar(PeriodCount::from_parts(month, MAX_UNITS, NOW_MS + 9))
+            },
         ]
     }
 
@@ -353,20 +354,27 @@ mod tests {
     }
 
     #[test]
-    fn a_section_of_a_later_kind_is_carried_along_as_it_is() {
-        let (mut value, expires_ms) = counts(sections()).write().unwrap();
-        let label_at = value.len() - 2 - 5 * (LABEL + BODY_SIZE);
-        value[label_at + 5] = 3 << 4; // the kind of the second section
-        let label = value[label_at..label_at + LABEL + BODY_SIZE].to_vec();
-        let read = Counts::read(&value).unwrap();
-        assert_eq!(read.entry.sections().len(), sections().len() - 1);
-        let (written, still_ms) = read.write().unwrap();
-        assert_eq!(still_ms, expires_ms);
-        let labels = &written[written.len() - 2 - 6 * (LABEL + BODY_SIZE)..];
-        assert!(labels.starts_with(&label));
-        let again = Counts::read(&written).unwrap();
-        assert_eq!(format!("{:?}", again.later), format!("{:?}", read.later));
-        assert_eq!(again.later[0].used, 13);
+    fn a_section_of_a_later_kind_or_of_an_unknown_time_zone_is_carried_along_as_it_is() {
+        let (value, expires_ms) = counts(sections()).write().unwrap();
+        let all = sections().len() * (LABEL + BODY_SIZE);
+        let label_at = value.len() - 2 - (all - LABEL - BODY_SIZE);
+        for kind in [3 << 4, 2 << 4] {
+            let mut value = value.clone();
+            value[label_at + 5] = kind; // of the second section
+            let label = value[label_at..label_at + LABEL + BODY_SIZE].to_vec();
+            let read = Counts::read(&value).unwrap();
+            assert_eq!(read.entry.sections().len(), sections().len() - 1);
+            let (written, still_ms) = read.write().unwrap();
+            assert_eq!(still_ms, expires_ms);
+            let labels = &written[written.len() - 2 - all..];
+            assert!(labels.starts_with(&label));
+            let again = Counts::read(&written).unwrap();
+            assert_eq!(
+                format!("{:?}", again.unknown),
+                format!("{:?}", read.unknown)
+            );
+            assert_eq!(again.unknown[0].used, 13);
+        }
     }
 
     #[test]

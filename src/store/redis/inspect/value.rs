@@ -7,7 +7,7 @@ use crate::{
         decision::Count,
         rule::{MAX_UNITS, Rule},
         slot_id::SlotId,
-        window::{self, BucketSpec, CalendarSpec, Spec, StepSpec},
+        window::{self, BucketSpec, Spec, StepSpec},
     },
     store::{
         engine::Counts,
@@ -114,10 +114,7 @@ impl Section {
             Spec::Concurrency(window_ms) => {
                 Rule::concurrent(limit).expires_after(Duration::from_millis(window_ms))
             }
-            Spec::Calendar(CalendarSpec::Known(calendar)) => Rule::of_calendar(limit, calendar),
-            // No rule of this process has this calendar.
-            #[cfg(feature = "redis")]
-            Spec::Calendar(CalendarSpec::Foreign(_)) => Rule::new(limit, Duration::from_millis(1)),
+            Spec::Calendar(calendar) => Rule::of_calendar(limit, calendar),
         }
     }
 
