@@ -33,10 +33,9 @@ use crate::domain::{Text, words::words};
 pub struct ExtractError {
     kind: ExtractErrorKind,
     message: Text,
-    /// For `Unauthenticated` the challenge, for `Misconfigured` the name of the missing type.
-    detail: Option<Text>,
-    /// The name of the header or cookie that caused the error.
-    name: Option<Arc<str>>,
+    challenge: Option<Text>,
+    /// The name of the header or cookie that caused the error, or of the missing type.
+    name: Option<Text>,
 }
 
 /// The kind of an [`ExtractError`].
@@ -78,7 +77,7 @@ impl ExtractError {
         Self {
             kind,
             message: Text::literal(message),
-            detail: None,
+            challenge: None,
             name: None,
         }
     }
@@ -112,7 +111,7 @@ impl ExtractError {
         Self {
             kind: ExtractErrorKind::Unauthenticated,
             message: Text::literal("the client has to authenticate"),
-            detail: Some(Text::literal(challenge)),
+            challenge: Some(Text::literal(challenge)),
             name: None,
         }
     }
@@ -121,7 +120,7 @@ impl ExtractError {
     pub(crate) fn challenging(self, challenge: Text) -> Self {
         Self {
             kind: ExtractErrorKind::Unauthenticated,
-            detail: Some(challenge),
+            challenge: Some(challenge),
             ..self
         }
     }
@@ -133,15 +132,9 @@ impl ExtractError {
         Self::literal(ExtractErrorKind::Misconfigured, message)
     }
 
-    /// Adds the name of the missing type.
-    pub(crate) fn of_type(mut self, name: &'static str) -> Self {
-        self.detail = Some(name.into());
-        self
-    }
-
-    /// Adds the name of the header or cookie that caused the error.
-    pub(crate) fn about(mut self, name: &Arc<str>) -> Self {
-        self.name = Some(Arc::clone(name));
+    /// Adds the name of the header or cookie that caused the error, or of the missing type.
+    pub(crate) fn about(mut self, name: impl Into<Text>) -> Self {
+        self.name = Some(name.into());
         self
     }
 
@@ -154,21 +147,18 @@ impl ExtractError {
     /// Returns the `WWW-Authenticate` of the response, if the client has to authenticate.
     #[must_use]
     pub fn challenge(&self) -> Option<&str> {
-        match self.kind {
-            ExtractErrorKind::Unauthenticated => self.detail.as_ref().map(Text::as_str),
-            _ => None,
-        }
+        self.challenge.as_ref().map(Text::as_str)
     }
 }
 
 impl fmt::Display for ExtractError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.kind, &self.detail, &self.name) {
-            (ExtractErrorKind::Misconfigured, Some(name), _) => {
+        match (self.kind, &self.name) {
+            (_, None) => f.write_str(self.message.as_str()),
+            (ExtractErrorKind::Misconfigured, Some(name)) => {
                 write!(f, "`{name}`: {}", self.message)
             }
-            (.., Some(name)) => write!(f, "{}: `{name}`", self.message),
-            _ => f.write_str(self.message.as_str()),
+            (_, Some(name)) => write!(f, "{}: `{name}`", self.message),
         }
     }
 }

@@ -151,14 +151,14 @@ impl KeyExtractor for Cookie {
             (None, _) | (Some(_), RepeatedCookie::First) => first,
             (Some(last), RepeatedCookie::Last) => last,
             (Some(_), RepeatedCookie::Missing) => {
-                return Err(ExtractError::missing(TWICE).about(&self.name));
+                return Err(ExtractError::missing(TWICE).about(Arc::clone(&self.name)));
             }
             (Some(_), RepeatedCookie::Malformed) => {
-                return Err(ExtractError::malformed(TWICE).about(&self.name));
+                return Err(ExtractError::malformed(TWICE).about(Arc::clone(&self.name)));
             }
         };
         if value.is_empty() {
-            return Err(ABSENT.about(&self.name));
+            return Err(ABSENT.about(Arc::clone(&self.name)));
         }
         // Not `key`, which would remove a second pair of quotes.
         Ok(self.key_of(value).into())

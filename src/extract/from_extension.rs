@@ -64,7 +64,7 @@ impl<T: Clone + Send + Sync + 'static> KeyExtractor for FromExtension<T> {
         match head.extensions.get::<Option<T>>() {
             Some(Some(value)) => (self.read)(value),
             Some(None) => Err(ExtractError::missing("no user has signed in")),
-            None => Err(NOT_INSERTED.of_type(type_name::<T>())),
+            None => Err(NOT_INSERTED.about(type_name::<T>())),
         }
     }
 }

@@ -112,10 +112,10 @@ impl KeyExtractor for Header {
         let mut lines = head.headers.get_all(&self.name).iter();
         let value = lines.next().map_or(&b""[..], |line| line.as_bytes());
         if lines.next().is_some() {
-            return Err(TWICE.about(&self.shown));
+            return Err(TWICE.about(Arc::clone(&self.shown)));
         }
         match value.trim_ascii() {
-            b"" => Err(ABSENT.about(&self.shown)),
+            b"" => Err(ABSENT.about(Arc::clone(&self.shown))),
             value => Ok(self.key(value).into()),
         }
     }
