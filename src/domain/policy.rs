@@ -14,7 +14,7 @@ use crate::domain::{
     block::{Ban, LOOK_UPS, STRIKES},
     error::{ConfigError, shown},
     marks::{Marks, VARIANTS},
-    rule::Rule,
+    rule::{MAX_UNITS, Rule},
     unit::Unit,
 };
 
@@ -179,6 +179,7 @@ impl Policy {
 
     /// Returns the ban of identities that this policy denies too often.
     #[must_use]
+    #[doc(hidden)]
     pub fn ban_config(&self) -> Option<Ban> {
         self.inner.ban
     }
@@ -190,7 +191,7 @@ impl Policy {
         is_idle.then(|| ConfigError::of_policy(self.name(), format_args!("{problem}")))
     }
 
-    /// Names the unit that the policy counts. The default is [`Unit::REQUESTS`], and for a
+    /// Names the unit that the policy counts. The default is `requests`, and for a
     /// [concurrency policy](Rule::concurrent) `concurrent-requests`.
     ///
     /// Clients see the unit in the quota headers. It changes no decision: set costs by
@@ -254,7 +255,8 @@ impl Policy {
     /// Returns the policy that counts the strikes of a ban. The limit is doubled, so that strikes up to the ban's limit
     /// always fit, unless a ban is already due.
     pub(crate) fn of_strikes(strikes: Rule) -> Self {
-        Self::of(STRIKES, [strikes.doubled()])
+        let limit = strikes.limit().saturating_mul(2).min(MAX_UNITS);
+        Self::of(STRIKES, [strikes.with_limit(limit)])
     }
 
     /// Returns the policy with each limit divided by `of`, for one of `of` processes that count separately.

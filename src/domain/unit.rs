@@ -24,9 +24,6 @@ const MAX_UNIT: usize = 32;
 pub struct Unit(Cow<'static, str>);
 
 impl Unit {
-    /// `requests`, the default.
-    pub const REQUESTS: Self = Self(Cow::Borrowed("requests"));
-
     /// `tokens`, of a language model.
     pub const TOKENS: Self = Self(Cow::Borrowed("tokens"));
 

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::{Kind, Length, Rule, invalid};
+use super::{Kind, Rule, invalid, millis};
 use crate::domain::calendar::{Calendar, Period, Zone};
 use crate::domain::error::ConfigError;
 
@@ -51,7 +51,7 @@ impl Rule {
     pub(crate) const fn of_calendar(limit: u64, calendar: Calendar) -> Self {
         Self {
             limit,
-            window: Length::of(calendar.period().longest()),
+            window_ms: millis(calendar.period().longest()),
             kind: Kind::Calendar(calendar),
         }
     }

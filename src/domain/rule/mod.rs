@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use self::length::Length;
 pub(crate) use self::text::{DurationText, parse_duration};
 pub use calendar_rule::CalendarRule;
 
@@ -12,7 +11,6 @@ use crate::domain::{
 };
 
 mod calendar_rule;
-mod length;
 mod share;
 mod text;
 
@@ -75,13 +73,13 @@ const DEFAULT_EXPIRY: Duration = Duration::from_secs(30);
 pub struct Rule {
     limit: u64,
     /// For a calendar rule, the longest that a period is.
-    window: Length,
+    window_ms: u64,
     kind: Kind,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Kind {
-    Sliding { precision: Length },
+    Sliding { step_ms: u64 },
     Fixed,
     Bucket { refill: u64 },
     Concurrency,
@@ -91,17 +89,16 @@ enum Kind {
 impl Rule {
     /// Creates a sliding rule: at most `limit` units in any span of `window`.
     ///
-    /// `limit` is 0 to 2^53 − 1, and 0 denies every cost above 0. `window` is a whole number of milliseconds from 1 ms
-    /// to 36 525 days. The precision is a sixtieth of the window, rounded up to whole milliseconds.
+    /// `limit` is 0 to 2^53 − 1, and 0 denies every cost above 0. `window` is from 1 ms to 36 525 days, and
+    /// is rounded up to whole milliseconds. So is the precision, which is a sixtieth of the window.
     #[must_use]
     pub const fn new(limit: u64, window: Duration) -> Self {
-        let window = Length::of(window);
+        let window_ms = ceil_millis(window);
+        let step_ms = default_step_ms(window_ms);
         Self {
             limit,
-            window,
-            kind: Kind::Sliding {
-                precision: default_step(window),
-            },
+            window_ms,
+            kind: Kind::Sliding { step_ms },
         }
     }
 
@@ -152,22 +149,22 @@ impl Rule {
     }
 
     /// Makes the rule a [concurrency rule](Self::concurrent) whose slots are released when they are neither returned
-    /// nor renewed for this time: the window, a whole number of milliseconds.
+    /// nor renewed for this time: the window, rounded up to whole milliseconds.
     #[must_use]
     pub const fn expires_after(mut self, window: Duration) -> Self {
-        self.window = Length::of(window);
+        self.window_ms = ceil_millis(window);
         self.kind = Kind::Concurrency;
         self
     }
 
-    /// Counts in steps of `precision`: a whole number of milliseconds, from 1 ms to the window. A rule that is not
+    /// Counts in steps of `precision`, from 1 ms to the window, and rounded up to whole milliseconds. A rule that is not
     /// sliding becomes sliding.
     ///
     /// The default is a sixtieth of the window.
     #[must_use]
     pub const fn precision(mut self, precision: Duration) -> Self {
-        let precision = Length::of(precision);
-        self.kind = Kind::Sliding { precision };
+        let step_ms = ceil_millis(precision);
+        self.kind = Kind::Sliding { step_ms };
         self
     }
 
@@ -233,32 +230,28 @@ impl Rule {
     /// longest period: 1, 7, 31 or 366 days.
     #[must_use]
     pub const fn window(&self) -> Duration {
-        self.window.duration()
+        Duration::from_millis(self.window_ms)
     }
 
     /// Returns the length of one step: the precision of a sliding rule, the window of a fixed or a calendar rule, 1 ms for
     /// a bucket and for slots.
     #[must_use]
     pub const fn step(&self) -> Duration {
-        self.step_length().duration()
-    }
-
-    const fn step_length(&self) -> Length {
-        match self.kind {
-            Kind::Sliding { precision } => precision,
-            Kind::Fixed | Kind::Calendar(_) => self.window,
-            Kind::Bucket { .. } | Kind::Concurrency => Length::of_ms(1),
-        }
+        Duration::from_millis(self.step_ms())
     }
 
     /// Returns the [window](Self::window) in ms.
     pub(crate) const fn window_ms(&self) -> u64 {
-        self.window.ms()
+        self.window_ms
     }
 
     /// Returns the [step](Self::step) in ms.
     pub(crate) const fn step_ms(&self) -> u64 {
-        self.step_length().ms()
+        match self.kind {
+            Kind::Sliding { step_ms } => step_ms,
+            Kind::Fixed | Kind::Calendar(_) => self.window_ms,
+            Kind::Bucket { .. } | Kind::Concurrency => 1,
+        }
     }
 
     /// Returns whether windows are aligned to the Unix epoch instead of sliding.
@@ -294,7 +287,7 @@ impl Rule {
     /// Returns whether response fields name times of this rule. No client waits for more than a year: units that last
     /// so long are a stock, such as credits.
     pub(crate) const fn shows_times(&self) -> bool {
-        self.window.ms() <= 366 * 86_400_000
+        self.window_ms <= 366 * 86_400_000
     }
 
     /// Returns the end of the step that contains this time: the first millisecond after the step. For stores.
@@ -347,7 +340,7 @@ impl Rule {
     pub(crate) fn window_text(&self) -> String {
         match self.kind {
             Kind::Calendar(calendar) => calendar.to_string(),
-            _ => self.window.to_string(),
+            _ => DurationText(self.window()).to_string(),
         }
     }
 
@@ -358,19 +351,15 @@ impl Rule {
     }
 
     fn problem(&self) -> Option<&'static str> {
-        let (window, step) = (self.window, self.step_length());
+        let (window_ms, step_ms) = (self.window_ms, self.step_ms());
         Some(if self.limit > MAX_UNITS {
             "the limit must be at most 9007199254740991"
-        } else if self.is_concurrency() && window.ms() == 0 {
+        } else if self.is_concurrency() && window_ms == 0 {
             "a slot must be released after 1ms to 36525d, for instance 20/30s@concurrent"
-        } else if window.is_zero() || window.duration() > MAX_WINDOW {
+        } else if window_ms == 0 || self.window() > MAX_WINDOW {
             "the window must be from 1ms to 36525d"
-        } else if !window.is_whole_ms() {
-            "the window must be whole milliseconds"
-        } else if step.is_zero() || step.duration() > window.duration() {
+        } else if step_ms == 0 || step_ms > window_ms {
             "the precision must be from 1ms to the window"
-        } else if !step.is_whole_ms() {
-            "the precision must be whole milliseconds"
         } else {
             return self.refill().and_then(|refill| self.bucket_problem(refill));
         })
@@ -402,20 +391,26 @@ impl Rule {
             (Kind::Calendar(calendar), Kind::Calendar(other)) => calendar == other,
             (kind, of_other) => {
                 std::mem::discriminant(&kind) == std::mem::discriminant(&of_other)
-                    && self.window == other.window
+                    && self.window_ms == other.window_ms
             }
         }
     }
 }
 
-const fn default_step(window: Length) -> Length {
-    Length::of_ms(window.ms().div_ceil(DEFAULT_STEPS))
+const fn default_step_ms(window_ms: u64) -> u64 {
+    window_ms.div_ceil(DEFAULT_STEPS)
 }
 
 /// Returns the whole milliseconds of a duration, at most `u64::MAX`.
 pub(crate) const fn millis(duration: Duration) -> u64 {
     let ms = duration.subsec_millis() as u64;
     duration.as_secs().saturating_mul(1_000).saturating_add(ms)
+}
+
+/// Returns the same, rounded up.
+pub(crate) const fn ceil_millis(duration: Duration) -> u64 {
+    let partial = !duration.subsec_nanos().is_multiple_of(1_000_000);
+    millis(duration).saturating_add(partial as u64)
 }
 
 /// Returns whole seconds, rounded up: a client that returns early would be denied again.
@@ -549,29 +544,25 @@ mod tests {
     }
 
     #[test]
-    fn fractions_of_a_millisecond_are_refused() {
-        let window = Rule::new(1, Duration::from_micros(1_500))
-            .validate()
-            .unwrap_err();
-        assert_eq!(
-            window.to_string(),
-            "rule `1/1.5ms`: the window must be whole milliseconds"
-        );
-        let precision = Rule::per_second(1)
-            .precision(Duration::from_micros(1_500))
-            .validate()
-            .unwrap_err();
-        assert_eq!(
-            precision.to_string(),
-            "rule `1/1s@1.5ms`: the precision must be whole milliseconds"
-        );
-        let tiny = Rule::new(1, Duration::from_nanos(1))
-            .validate()
-            .unwrap_err();
-        assert_eq!(
-            tiny.to_string(),
-            "rule `1/1ns`: the window must be whole milliseconds"
-        );
+    fn a_part_of_a_millisecond_counts_as_a_whole_one() {
+        for (rule, written) in [
+            (Rule::new(1, Duration::from_micros(1_500)), "1/2ms"),
+            (Rule::new(1, Duration::from_nanos(1)), "1/1ms"),
+            (
+                Rule::concurrent(1).expires_after(Duration::from_micros(1_500)),
+                "1/2ms@concurrent",
+            ),
+            (
+                Rule::per_second(1).precision(Duration::from_micros(1_500)),
+                "1/1s@2ms",
+            ),
+        ] {
+            assert_eq!(rule.validate(), Ok(()));
+            assert_eq!(rule.to_string(), written);
+        }
+        let longest = Rule::new(1, Duration::MAX).validate().unwrap_err();
+        let problem = "the window must be from 1ms to 36525d";
+        assert!(longest.to_string().ends_with(problem), "{longest}");
     }
 
     #[test]

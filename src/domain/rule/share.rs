@@ -1,8 +1,8 @@
-//! Rules with a part of the limit, or with twice the limit.
+//! Rules with a part of the limit.
 
 use std::num::NonZeroU32;
 
-use super::{Kind, Length, MAX_UNITS, Rule};
+use super::{Kind, Rule};
 
 impl Rule {
     /// Returns the rule with the limit and the refill divided by `of`, rounded down; no number above 0 becomes 0. A
@@ -12,7 +12,7 @@ impl Rule {
         self.limit = share(self.limit);
         if let Kind::Bucket { refill } = self.kind {
             let slower = Self {
-                window: Length::of_ms(self.window_ms().saturating_mul(of.get().into())),
+                window_ms: self.window_ms.saturating_mul(of.get().into()),
                 ..self
             };
             if refill < of.get().into() && slower.problem().is_none() {
@@ -24,16 +24,6 @@ impl Rule {
         }
         self
     }
-
-    /// Returns the rule with twice the limit, or with the largest limit that is valid.
-    pub(crate) fn doubled(mut self) -> Self {
-        let most = match self.kind {
-            Kind::Bucket { .. } => MAX_UNITS / self.window_ms(),
-            _ => MAX_UNITS,
-        };
-        self.limit = (self.limit * 2).min(most);
-        self
-    }
 }
 
 #[cfg(test)]
@@ -41,7 +31,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::domain::rule::MAX_REFILL;
+    use crate::domain::rule::{MAX_REFILL, MAX_UNITS};
 
     #[test]
     fn a_share_is_rounded_down_but_never_to_nothing() {
