@@ -340,7 +340,7 @@ impl<'a> Doubts<'a> {
     async fn of(&self, key: &Key) -> Why {
         let held = self.inspector.block(key).await.ok().and_then(Result::ok);
         let stored = self.inspector.name(key, "");
-        let why = match held.flatten().map(|(block, _)| block.source()) {
+        let why = match held.flatten().map(|held| held.block.source()) {
             Some(BlockedBy::Ban) => None,
             _ if self.denied.contains(stored.identity()) => None,
             Some(_) => self.hints.why_misnamed(stored.identity()),

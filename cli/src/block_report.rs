@@ -35,7 +35,7 @@ pub(crate) struct LevelReport {
 impl LevelReport {
     /// The level that counts at this time. The block may have ended.
     pub(crate) fn of(stored: &StoredBlock, now_ms: u64) -> Option<Self> {
-        let (_, details) = stored.as_ref().ok()?.as_ref()?;
+        let details = &stored.as_ref().ok()?.as_ref()?.details;
         let until_ms = details.ban_level_until_ms()?;
         let level = details.ban_level()?;
         (until_ms > now_ms).then_some(Self { level, until_ms })
@@ -73,8 +73,9 @@ impl BlockReport {
             ))
         })?;
         let holds = |it: &Self| it.until_ms.is_none_or(|until| until > now_ms);
-        let block = block.as_ref();
-        let block = block.map(|(block, details)| Self::new(*block, details));
+        let block = block
+            .as_ref()
+            .map(|held| Self::new(held.block, &held.details));
         Ok(block.filter(holds))
     }
 

@@ -240,18 +240,9 @@ impl Check {
         Self::counting(charges).enforce_blocks(self.enforces_blocks())
     }
 
-    fn counting(charges: impl IntoIterator<Item = Charge>) -> Self {
+    /// Returns a check of these charges, which all count, and are known to go together.
+    pub(crate) fn counting(charges: impl IntoIterator<Item = Charge>) -> Self {
         Self::of(charges, usize::MAX)
-    }
-
-    /// Returns a check of one charge, which counts.
-    pub(crate) fn of_one(charge: Charge) -> Self {
-        Self::counting([charge])
-    }
-
-    /// Returns a check without charges.
-    pub(crate) fn nothing() -> Self {
-        Self::counting([])
     }
 
     /// Returns a check of charges in their order, the first of which count, which enforces no blocks.
@@ -286,13 +277,13 @@ impl CheckBuilder {
 
     fn check(&mut self) -> &mut Inner {
         let enforces_blocks = self.enforces_blocks;
-        let begin = || {
+        let check = self.check.get_or_insert_with(|| {
             Arc::new(Inner {
                 enforces_blocks,
                 ..Inner::default()
             })
-        };
-        Arc::make_mut(self.check.get_or_insert_with(begin))
+        });
+        Arc::make_mut(check)
     }
 
     /// Returns the check with these charges. Fails as [`Check::new`] does.
@@ -303,7 +294,7 @@ impl CheckBuilder {
         for charge in charges {
             self.add(charge)?;
         }
-        Ok(self.build().unwrap_or_else(Check::nothing))
+        Ok(self.build().unwrap_or_else(|| Check::counting([])))
     }
 
     /// Adds a charge. Fails as [`Check::new`] does.
@@ -419,10 +410,10 @@ fn slots_are_few(charge: &Charge) -> Result<(), StoreError> {
 /// Checks that differ in nothing but the ids of the slots that they take.
 #[derive(Clone, Debug)]
 pub struct CheckBatch {
-    check: Check,
-    count: u16,
+    pub(crate) check: Check,
+    pub(crate) count: u16,
     /// The checks behind the first, if they take slots.
-    others: Vec<Check>,
+    pub(crate) others: Vec<Check>,
 }
 
 impl CheckBatch {
@@ -434,17 +425,6 @@ impl CheckBatch {
             true => (1..count).map(|_| check.clone().with_new_slots()).collect(),
             false => Vec::new(),
         };
-        Self {
-            check,
-            count,
-            others,
-        }
-    }
-
-    /// Creates a batch of identical checks, each with the slots that it has. `others` are those behind the first, and
-    /// may be left out if they take no slots.
-    #[cfg(feature = "redis")]
-    pub(crate) fn of(check: Check, count: u16, others: Vec<Check>) -> Self {
         Self {
             check,
             count,
@@ -487,11 +467,7 @@ impl CheckBatch {
 
 impl From<&Check> for CheckBatch {
     fn from(check: &Check) -> Self {
-        Self {
-            check: check.clone(),
-            count: 1,
-            others: Vec::new(),
-        }
+        Self::new(check.clone(), 1)
     }
 }
 

@@ -33,27 +33,24 @@ impl Settlement {
     /// [`InvalidRequest`](crate::error::StoreErrorKind::InvalidRequest) when the check was denied or has been settled:
     /// a second settlement would count the difference twice.
     pub fn new(usage: &Usage, cost: impl Fn(&Charge) -> u64) -> Result<Self, StoreError> {
-        Self::of(usage, final_costs(usage, cost))
+        Self::of(usage, final_costs(usage, |_, charge| cost(charge)))
     }
 
     /// Returns `None` when no cost differs from the cost charged, or when the check cannot be settled.
     pub(crate) fn of_change(usage: &Usage, cost: impl Fn(&Charge) -> u64) -> Option<Self> {
-        Self::of_changed(usage, final_costs(usage, cost))
+        Self::of_changed(usage, final_costs(usage, |_, charge| cost(charge)))
     }
 
     /// The same with the final cost of each charge, in their order.
     pub(crate) fn of_costs(usage: &Usage, costs: &[u64]) -> Option<Self> {
-        let charges = usage.check().ruled().iter().zip(costs);
-        let costs = charges.map(|(charge, cost)| final_cost(charge, || *cost));
-        Self::of_changed(usage, costs.collect())
+        let cost = |place, charge: &Charge| costs.get(place).map_or(charge.cost(), |cost| *cost);
+        Self::of_changed(usage, final_costs(usage, cost))
     }
 
     fn of_changed(usage: &Usage, costs: Box<[u64]>) -> Option<Self> {
         let mut both = usage.check().ruled().iter().zip(&costs);
-        if both.all(|(charge, cost)| charge.cost() == *cost) {
-            return None;
-        }
-        Self::of(usage, costs).ok()
+        let is_changed = both.any(|(charge, cost)| charge.cost() != *cost);
+        is_changed.then(|| Self::of(usage, costs).ok())?
     }
 
     fn of(usage: &Usage, costs: Box<[u64]>) -> Result<Self, StoreError> {
@@ -126,15 +123,11 @@ impl Settlement {
     }
 }
 
-fn final_costs(usage: &Usage, cost: impl Fn(&Charge) -> u64) -> Box<[u64]> {
-    let charges = usage.check().ruled().iter();
-    let costs = charges.map(|charge| final_cost(charge, || cost(charge)));
-    costs.collect()
-}
-
-fn final_cost(charge: &Charge, cost: impl FnOnce() -> u64) -> u64 {
-    match charge.policy().is_concurrency() {
+fn final_costs(usage: &Usage, cost: impl Fn(usize, &Charge) -> u64) -> Box<[u64]> {
+    let charges = usage.check().ruled().iter().enumerate();
+    let costs = charges.map(|(place, charge)| match charge.policy().is_concurrency() {
         true => charge.cost(),
-        false => cost().min(MAX_UNITS),
-    }
+        false => cost(place, charge).min(MAX_UNITS),
+    });
+    costs.collect()
 }

@@ -46,6 +46,7 @@ pub struct Slots {
 
 impl Slots {
     /// The most ids of one message, and the most slots of a charge.
+    #[doc(hidden)]
     pub const MOST: usize = MOST_SLOTS;
 
     /// Returns the slots of an admitted check, those of each charge together. Those of shadows are in [`Usage::shadow`].
@@ -64,7 +65,7 @@ impl Slots {
     /// `ids` are at most [`MOST`](Self::MOST).
     pub(crate) fn new(policy: &Policy, key: &Key, ids: Vec<SlotId>) -> Self {
         debug_assert!(ids.len() <= Self::MOST);
-        let check = Check::of_one(Charge::new(policy, key.clone(), 0));
+        let check = Check::counting([Charge::new(policy, key.clone(), 0)]);
         Self { check, ids }
     }
 

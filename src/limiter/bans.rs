@@ -232,9 +232,9 @@ async fn count(caller: &Caller, refusals: &Refusals, key: Key, strikes: Vec<Stri
             _ => None,
         });
     // Each reply has the block in force then: the first to have the latest end made it.
-    let made = made.reduce(|known, next| match known.1.or_later(next.1) == known.1 {
-        true => known,
-        false => next,
+    let made = made.reduce(|known, next| match next.1.outlasts(known.1) {
+        true => next,
+        false => known,
     });
     if let Some(((Strikes { policy, .. }, now_ms), block)) = made {
         let left = |until_ms: u64| Duration::from_millis(until_ms.saturating_sub(*now_ms));
@@ -256,7 +256,7 @@ impl Strikes {
         let strikes = self.ban.strikes();
         let count = count.min(strikes.limit());
         let charge = Charge::new(&Policy::of_strikes(strikes), key.clone(), count);
-        Operation::Check(Check::of_one(charge))
+        Operation::Check(Check::counting([charge]))
     }
 
     /// Whether the limit is reached. The policy of strikes holds twice the limit, so that reaching the limit still
@@ -272,6 +272,6 @@ impl Strikes {
 
     /// The end of a first ban.
     fn until(&self) -> SystemTime {
-        UNIX_EPOCH + Duration::from_millis(self.denied_at_ms) + self.ban.time()
+        UNIX_EPOCH + Duration::from_millis(self.denied_at_ms.saturating_add(self.ban.times_ms()[0]))
     }
 }

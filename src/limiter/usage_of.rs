@@ -61,7 +61,7 @@ impl Limiter {
         if self.inner.enforces_blocks {
             builder.look_up(key.clone())?;
         }
-        let check = builder.build().unwrap_or_else(Check::nothing);
+        let check = builder.build().unwrap_or_else(|| Check::counting([]));
         let decision = self.peek_at(check.clone()).await?;
         if !matches!(decision, Decision::Blocked(_)) {
             return Ok(Report::of([&decision]));

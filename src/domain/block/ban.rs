@@ -60,7 +60,7 @@ impl Ban {
         Ok(Self { strikes, times_ms })
     }
 
-    /// The times in ms.
+    /// How long the first ban of an identity lasts, the next one, and so on, in ms; at least one time.
     pub(crate) fn times_ms(&self) -> &[u64] {
         let count = self.times_ms.iter().take_while(|time| **time > 0).count();
         &self.times_ms[..count]
@@ -127,17 +127,6 @@ impl Ban {
         self.strikes
     }
 
-    /// Returns how long the ban lasts; if it grows, how long the first ban of an identity lasts.
-    #[must_use]
-    pub const fn time(&self) -> Duration {
-        Duration::from_millis(self.times_ms[0])
-    }
-
-    /// Returns how long the first ban of an identity lasts, the next one, and so on; at least one time.
-    pub fn times(&self) -> impl ExactSizeIterator<Item = Duration> {
-        self.times_ms().iter().copied().map(Duration::from_millis)
-    }
-
     /// Creates a ban from the texts of a rule and of its times.
     pub(crate) fn from_parts(strikes: &str, times: &str) -> Result<Self, ConfigError> {
         let strikes = strikes.parse().map_err(|error| of_strikes(&error))?;
@@ -148,7 +137,8 @@ impl Ban {
 
     /// Returns the times as text: `1h`, or `1h,1d,7d`.
     pub(crate) fn times_text(&self) -> String {
-        let times = self.times().map(|time| DurationText(time).to_string());
+        let times = self.times_ms().iter().copied().map(Duration::from_millis);
+        let times = times.map(|time| DurationText(time).to_string());
         times.collect::<Vec<_>>().join(",")
     }
 }
@@ -210,7 +200,6 @@ mod tests {
         assert_eq!(Ban::new(Rule::per_minute(1), fraction), Err(bad_time()));
         assert_eq!(Ban::growing(Rule::per_minute(1), []), Err(bad_time()));
         let grows: Ban = "5/10m=1h, 1d".parse().unwrap();
-        assert_eq!(grows.time(), Duration::from_secs(3_600));
-        assert_eq!(grows.times().last(), Some(Duration::from_secs(86_400)));
+        assert_eq!(grows.times_ms(), [3_600_000, 86_400_000]);
     }
 }

@@ -100,12 +100,14 @@ impl BlockRequest {
     /// Returns the end of the block. A store chooses the end of a [ban that grows](crate::block#bans-that-grow): this one
     /// if it is the first ban of the identity.
     #[must_use]
+    #[doc(hidden)]
     pub const fn until(&self) -> Until {
         self.until
     }
 
     /// Returns the origin of the block.
     #[must_use]
+    #[doc(hidden)]
     pub const fn source(&self) -> BlockedBy {
         self.by
     }
@@ -169,22 +171,16 @@ impl BlockDetails {
     /// Returns how many [bans that grow](crate::block#bans-that-grow) the identity has had in a row: 1 after the first
     /// one. `None` if there was none, or if [that](Self::ban_level_until_ms) had passed when the block was made.
     #[must_use]
-    pub const fn ban_level(&self) -> Option<u8> {
-        match self.level {
-            Some(level) => Some(level.number.get()),
-            None => None,
-        }
+    pub fn ban_level(&self) -> Option<u8> {
+        Some(self.level?.number.get())
     }
 
     /// Returns until when the level counts, in ms since the Unix epoch by the store's clock: a ban before that time is of
     /// the next level, and a later one of the first.
     #[must_use]
     #[doc(hidden)]
-    pub const fn ban_level_until_ms(&self) -> Option<u64> {
-        match self.level {
-            Some(level) => Some(level.kept_until_ms),
-            None => None,
-        }
+    pub fn ban_level_until_ms(&self) -> Option<u64> {
+        Some(self.level?.kept_until_ms)
     }
 }
 

@@ -11,9 +11,12 @@ use super::{Block, BlockDetails, BlockRequest, FOR_EVER_MS};
 
 /// A block and its details. The block may have ended: the level can be kept for longer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct HeldBlock {
-    pub(crate) block: Block,
-    pub(crate) details: BlockDetails,
+#[doc(hidden)]
+pub struct HeldBlock {
+    /// The block.
+    pub block: Block,
+    /// Its reason, author and origin.
+    pub details: BlockDetails,
 }
 
 /// How many bans that grow an identity has had in a row. Times are in ms since the Unix epoch, by the store's clock.
@@ -38,7 +41,7 @@ impl HeldBlock {
         let level = level.filter(|level| level.kept_until_ms > now_ms);
         let (block, level) = request.begin(level, now_ms);
         let known = known.map(|known| known.block);
-        if let Some(known) = known.filter(|it| it.holds(now_ms) && it.or_later(block) == *it) {
+        if let Some(known) = known.filter(|it| it.holds(now_ms) && !block.outlasts(*it)) {
             return (known, None);
         }
         if !block.holds(now_ms) {

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use crate::domain::{rule::millis, words::words};
+use crate::domain::{rule::ceil_millis, words::words};
 
 mod ban;
 mod details;
@@ -16,7 +16,8 @@ pub use ban::Ban;
 #[cfg(feature = "obey")]
 pub(crate) use details::MAX_PAUSE;
 pub use details::{BlockDetails, BlockRequest};
-pub(crate) use held::{HeldBlock, Level};
+pub use held::HeldBlock;
+pub(crate) use held::Level;
 
 /// Reserved names, under which blocks and strikes are stored: no policy can have such a name.
 pub(crate) const BLOCKS: &str = "!block";
@@ -51,8 +52,7 @@ impl BlockedBy {
     }
 
     pub(crate) fn of_code(code: u8) -> Option<Self> {
-        let mut all = Self::ALL.iter().copied();
-        all.find(|source| source.code() == code)
+        Self::ALL.get(usize::from(code.checked_sub(1)?)).copied()
     }
 }
 
@@ -109,14 +109,11 @@ impl From<SystemTime> for Until {
     }
 }
 
-fn ceil_millis(span: Duration) -> u64 {
-    millis(span).saturating_add(u64::from(!span.subsec_nanos().is_multiple_of(1_000_000)))
-}
-
 /// A block: the end, and the origin.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Block {
-    until_ms: u64,
+    /// In the stored form, in which a permanent block also has an end.
+    pub(crate) until_ms: u64,
     by: BlockedBy,
 }
 
@@ -124,12 +121,8 @@ impl Block {
     /// Creates a block until `until_ms`, in ms since the Unix epoch by the store's clock; 2^48 − 1 or more is
     /// permanent. For stores.
     #[must_use]
-    pub const fn new(until_ms: u64, by: BlockedBy) -> Self {
-        let until_ms = if until_ms < FOR_EVER_MS {
-            until_ms
-        } else {
-            FOR_EVER_MS
-        };
+    pub fn new(until_ms: u64, by: BlockedBy) -> Self {
+        let until_ms = until_ms.min(FOR_EVER_MS);
         Self { until_ms, by }
     }
 
@@ -152,12 +145,6 @@ impl Block {
         }
     }
 
-    /// Returns the end in the stored form, in which a permanent block also has a time.
-    #[cfg(feature = "redis")]
-    pub(crate) const fn stored_until_ms(self) -> u64 {
-        self.until_ms
-    }
-
     /// Returns the origin of the block.
     #[must_use]
     pub const fn source(&self) -> BlockedBy {
@@ -169,13 +156,9 @@ impl Block {
         self.until_ms > now_ms
     }
 
-    /// Returns the block that ends later; `self` if both end at the same time.
-    pub(crate) const fn or_later(self, other: Self) -> Self {
-        if other.until_ms > self.until_ms {
-            other
-        } else {
-            self
-        }
+    /// Returns whether this block ends later.
+    pub(crate) const fn outlasts(&self, other: Self) -> bool {
+        self.holds(other.until_ms)
     }
 }
 
@@ -192,18 +175,14 @@ impl fmt::Debug for Block {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockedIdentity {
     identity: Box<str>,
-    block: Block,
-    details: BlockDetails,
+    held: HeldBlock,
 }
 
 impl BlockedIdentity {
     /// Creates the entry; `identity` is the kind and the value in the stored form. For stores.
-    pub(crate) fn new(identity: impl Into<Box<str>>, block: Block, details: BlockDetails) -> Self {
-        Self {
-            identity: identity.into(),
-            block,
-            details,
-        }
+    pub(crate) fn new(identity: impl Into<Box<str>>, held: HeldBlock) -> Self {
+        let identity = identity.into();
+        Self { identity, held }
     }
 
     /// Returns the identity: the kind and the value, such as `ip=203.0.113.7`. If the value is secret, long or unusual,
@@ -216,13 +195,13 @@ impl BlockedIdentity {
     /// Returns the block.
     #[must_use]
     pub const fn block(&self) -> Block {
-        self.block
+        self.held.block
     }
 
     /// Returns the reason, the author and the time of the block.
     #[must_use]
     pub const fn details(&self) -> &BlockDetails {
-        &self.details
+        &self.held.details
     }
 }
 

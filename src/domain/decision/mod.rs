@@ -80,13 +80,6 @@ impl Decision {
         }
     }
 
-    fn with_any_shadow(self, shadow: Option<Self>) -> Self {
-        match shadow {
-            Some(shadow) => self.with_shadow(shadow),
-            None => self,
-        }
-    }
-
     /// Returns whether the check was allowed.
     #[must_use]
     pub const fn is_allowed(&self) -> bool {
@@ -272,7 +265,8 @@ impl<'a> BatchOutcome<'a> {
         let is_admitted = self.admitted == 1;
         let decision = Decision::new(self.check, is_admitted, self.now_ms, self.counts)?;
         let shadows = shadows.filter(|_| is_admitted);
-        Ok(decision.with_any_shadow(shadows.and_then(|it| it.decision(None).ok())))
+        let shadow = shadows.and_then(|it| it.decision(None).ok());
+        Ok(shadow.into_iter().fold(decision, Decision::with_shadow))
     }
 
     /// Computes the decisions of a batch. If some checks are denied, the counts say when one of them fits.
@@ -309,7 +303,7 @@ impl<'a> BatchOutcome<'a> {
         let mut shadows = shadows.into_iter().flatten();
         let decisions = decisions.into_iter();
         Ok(decisions
-            .map(|it| it.with_any_shadow(shadows.next()))
+            .map(|it| shadows.next().into_iter().fold(it, Decision::with_shadow))
             .collect())
     }
 }
@@ -421,7 +415,7 @@ impl Blocked {
                 block,
                 retry_after_ms: until.map(|until| until.saturating_sub(decided_at_ms)),
             }),
-            usage: Usage::of(&Check::nothing(), decided_at_ms, Vec::new(), false),
+            usage: Usage::of(&Check::counting([]), decided_at_ms, Vec::new(), false),
         }
     }
 
@@ -454,10 +448,9 @@ impl Blocked {
 
     /// Chooses between two answers to one check: the block that ends later wins.
     pub(crate) fn or_later(self, other: Self) -> Self {
-        if self.block().or_later(other.block()) == self.block() {
-            self
-        } else {
-            other
+        match other.block().outlasts(self.block()) {
+            true => other,
+            false => self,
         }
     }
 

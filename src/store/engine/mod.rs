@@ -454,7 +454,7 @@ fn ban(
     let charge = Charge::new(&policy, key.clone(), 0);
     let (charge, mut counts) = (slice::from_ref(&charge), [Count::default()]);
     let mut part = Part::new(0, charge, &mut counts);
-    let look = Check::of_one(charge[0].clone());
+    let look = Check::counting(charge.iter().cloned());
     within(cells, charge, |cells| part.look(cells, Checks::One(&look)))?;
     if counts[0].used < strikes.limit() {
         return Ok(None);

@@ -195,7 +195,7 @@ fn list(values: &mut impl Values, most: usize) -> Result<Vec<BlockedIdentity>, S
         let held = HeldBlock::from_bytes(&value)?;
         let identity = name.strip_prefix(&begin)?;
         let is_held = held.block.holds(now_ms);
-        is_held.then(|| BlockedIdentity::new(identity, held.block, held.details))
+        is_held.then(|| BlockedIdentity::new(identity, held))
     });
     Ok(blocks.collect())
 }

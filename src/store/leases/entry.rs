@@ -357,7 +357,7 @@ impl Fetch {
         let entry = self.entry();
         let charge = Charge::new(&entry.policy, entry.key.clone(), self.units);
         // A blocked identity gets no lease.
-        let check = Check::of_one(charge).enforce_blocks(true);
+        let check = Check::counting([charge]).enforce_blocks(true);
         let returned = self.last.iter().cloned();
         returned.chain([Operation::Check(check)]).collect()
     }

@@ -120,9 +120,8 @@ impl Blocks {
     pub(super) fn list(&self, most: usize, now_ms: u64) -> Vec<BlockedIdentity> {
         let by_key = self.by_key.read().unwrap_or_else(PoisonError::into_inner);
         let listed = by_key.values().filter(|(held, _)| held.block.holds(now_ms));
-        let listed = listed.map(|(held, identity)| {
-            BlockedIdentity::new(identity.clone(), held.block, held.details.clone())
-        });
+        let listed =
+            listed.map(|(held, identity)| BlockedIdentity::new(identity.clone(), held.clone()));
         listed.take(most).collect()
     }
 

@@ -136,7 +136,7 @@ impl IndexUpdate {
 
 /// The store chooses the time of a ban that grows. This is the latest end that it can choose.
 fn latest_end_ms(request: &BlockRequest, now_ms: u64) -> u64 {
-    let ends_ms = Block::begin(request.until(), request.source(), now_ms).stored_until_ms();
+    let ends_ms = Block::begin(request.until(), request.source(), now_ms).until_ms;
     let longest = match &*request.times_ms {
         [first, .., last] => last.saturating_sub(*first),
         _ => 0,

@@ -118,7 +118,7 @@ impl RedisStore {
 
 /// A look at a key, whose answer has the server's time. It needs no other right than a check, and proxies pass it on.
 pub(super) fn look(key: Key) -> Check {
-    Check::of_one(Charge::look(key))
+    Check::counting([Charge::look(key)])
 }
 
 /// The members of a set, and their units.

@@ -5,19 +5,15 @@ use std::collections::BTreeMap;
 use super::{Inspector, Selection, StoredName, UnreadableValue, stored};
 use crate::{
     domain::{
-        block::{BLOCKS, Block, BlockDetails, BlockedIdentity},
+        block::{BLOCKS, BlockedIdentity, HeldBlock},
         error::StoreError,
         key::Key,
     },
-    store::redis::{error::store_error, value},
+    store::redis::{error::store_error, value::read_block},
 };
 
 /// The block of an identity: `None` if there is none, or the reason why it cannot be read.
-pub type StoredBlock = Result<Option<(Block, BlockDetails)>, UnreadableValue>;
-
-fn read_block(value: &[u8]) -> Result<(Block, BlockDetails), UnreadableValue> {
-    value::read_block(value).map(|held| (held.block, held.details))
-}
+pub type StoredBlock = Result<Option<HeldBlock>, UnreadableValue>;
 
 /// The number of keys per scan.
 const BATCH: u32 = 500;
@@ -104,7 +100,7 @@ impl Inspector {
             (cursor, names) = self.indexed_blocks(cursor, BATCH).await?;
             let now_ms = self.index_now_ms().await?;
             for (name, block) in names.iter().zip(self.blocks(&names).await?) {
-                if let Some(held) = block?.filter(|(block, _)| block.holds(now_ms)) {
+                if let Some(held) = block?.filter(|held| held.block.holds(now_ms)) {
                     blocks.insert(name.identity().to_owned(), held);
                 }
             }
@@ -113,8 +109,7 @@ impl Inspector {
             }
         }
         let blocks = blocks.into_iter().take(most);
-        Ok(blocks
-            .map(|(identity, (block, details))| BlockedIdentity::new(identity, block, details))
-            .collect())
+        let blocks = blocks.map(|(identity, held)| BlockedIdentity::new(identity, held));
+        Ok(blocks.collect())
     }
 }

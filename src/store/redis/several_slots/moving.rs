@@ -10,7 +10,7 @@
 use super::Parts;
 use crate::{
     domain::{
-        block::{BLOCKS, STRIKES},
+        block::{BLOCKS, HeldBlock, STRIKES},
         check::Check,
         decision::Blocked,
         error::{StoreError, StoreErrorKind},
@@ -70,7 +70,7 @@ impl RedisStore {
     ) -> Result<Option<Blocked>, StoreError> {
         let (inspector, mut latest) = (self.inspector(), None::<Blocked>);
         for key in check.keys().filter(|_| check.enforces_blocks()) {
-            if let Some((block, _)) = inspector.block(key).await?? {
+            if let Some(HeldBlock { block, .. }) = inspector.block(key).await?? {
                 let look = self.check_one_slot(&look(key.clone())).await?;
                 let now_ms = look.usage().decided_at_ms();
                 let holds = block.holds(now_ms);

@@ -316,7 +316,11 @@ fn fold_check(check: Check, waiters: &mut Waiters) -> Operation {
     let others = own.collect();
     match u16::try_from(waiters.len()) {
         Ok(1) => Operation::Check(check),
-        count => Operation::CheckBatch(CheckBatch::of(check, count.unwrap_or(0), others)),
+        count => Operation::CheckBatch(CheckBatch {
+            check,
+            count: count.unwrap_or(0),
+            others,
+        }),
     }
 }
 
