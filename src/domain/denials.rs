@@ -135,12 +135,8 @@ impl DeniedIdentity {
 impl fmt::Debug for DeniedIdentity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = self.identity.split('=').next().unwrap_or_default();
-        f.debug_struct("DeniedIdentity")
-            .field("policy", &self.policy)
-            .field("identity", &format_args!("{kind}=…"))
-            .field("last_minute", &self.last_minute)
-            .field("last_hour", &self.last_hour)
-            .finish()
+        let (policy, counts) = (&self.policy, [self.last_minute, self.last_hour]);
+        write!(f, "DeniedIdentity({policy:?} {kind}=…: {counts:?})")
     }
 }
 

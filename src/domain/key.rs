@@ -79,9 +79,12 @@ impl Key {
         self.kind.as_str()
     }
 
-    /// Returns the kind, to make another key of this kind.
-    pub(crate) const fn kind_text(&self) -> &Text {
-        &self.kind
+    /// Returns a key of this kind and secrecy with another value.
+    pub(crate) fn with_value(&self, value: &[u8]) -> Self {
+        Self {
+            form: self.form,
+            ..Self::new(self.kind.clone(), value)
+        }
     }
 
     /// Returns the value. Do not use it in metrics: a client could make up any number of values. If the value [is

@@ -100,19 +100,14 @@ impl Calendar {
 
     /// Returns the length of a period: a day, a week, a month or a year.
     #[must_use]
+    #[doc(hidden)]
     pub const fn period(&self) -> Period {
         self.period
     }
 
-    /// Returns the day on which each month begins: 1 to 31, and in shorter months the last day. It is 1 for other
-    /// periods.
-    #[must_use]
-    pub const fn from_day(&self) -> u8 {
-        self.from_day
-    }
-
     /// Returns the time zone's name in the IANA database, such as `Europe/Berlin`.
     #[must_use]
+    #[doc(hidden)]
     pub fn zone(&self) -> &'static str {
         self.zone.name()
     }

@@ -68,24 +68,20 @@ struct Days<'a> {
 impl Days<'_> {
     fn boundaries(&self, first_ms: u64, last_ms: u64) -> Boundaries {
         let mut day = self.first_day_at(first_ms);
-        let mut boundaries = smallvec![self.start_ms(day)];
+        let mut end_ms = self.start_ms(day);
+        let mut boundaries = smallvec![end_ms];
         let mut later = 0;
         while later < LATER {
-            let end_ms;
-            (day, end_ms) = self.end_after(day, boundaries[boundaries.len() - 1]);
+            day = self.next(day);
+            // A period that is skipped as a whole begins when the next one does.
+            if self.start_ms(day) <= end_ms {
+                day = self.next(day);
+            }
+            end_ms = self.start_ms(day);
             boundaries.push(end_ms);
             later += usize::from(end_ms > last_ms);
         }
         boundaries
-    }
-
-    /// Returns the first day of the next period that is not skipped as a whole, and when it begins.
-    fn end_after(&self, first: Date, start_ms: u64) -> (Date, u64) {
-        let mut next = self.next(first);
-        if self.start_ms(next) <= start_ms {
-            next = self.next(next);
-        }
-        (next, self.start_ms(next))
     }
 
     /// Returns the first day of the period that contains a time. Near a boundary, clocks that are set back can show a

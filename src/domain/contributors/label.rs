@@ -22,11 +22,7 @@ pub(crate) fn bounded(label: Key) -> Arc<Key> {
     }
     let mut short = value[..MAX_VALUE - HASH].to_vec();
     short.extend_from_slice(hash(value).as_bytes());
-    Arc::new(if label.is_secret() {
-        Key::secret(label.kind_text().clone(), short)
-    } else {
-        Key::new(label.kind_text().clone(), short)
-    })
+    Arc::new(label.with_value(&short))
 }
 
 /// The length of the hash of a long value, in hexadecimal digits: another value with this hash cannot be found.

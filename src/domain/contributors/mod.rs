@@ -40,9 +40,8 @@ impl Contributors {
             .map(|(label, units)| Contributor { label, units })
             .collect();
         list.sort_unstable_by(|a, b| (b.units, &a.label).cmp(&(a.units, &b.label)));
-        let known = list
-            .iter()
-            .fold(0_u64, |sum, it| sum.saturating_add(it.units));
+        let known = list.iter().map(Contributor::units);
+        let known = known.fold(0, u64::saturating_add);
         Self {
             list,
             total: total.max(known),
