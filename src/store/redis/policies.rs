@@ -36,7 +36,7 @@ const MAX_BYTES: usize = 65_536;
 const MAX_PROCESSES: usize = 256;
 
 /// A field of the hash.
-struct Stored {
+struct HashField {
     field: String,
     /// The size of the field and the value.
     bytes: usize,
@@ -48,7 +48,7 @@ struct Stored {
     process: Option<(u64, String)>,
 }
 
-impl Stored {
+impl HashField {
     /// Whether no process has published the definition for too long.
     fn is_over(&self, now_ms: u64) -> bool {
         self.seen_ms.saturating_add(millis(KEPT)) < now_ms
@@ -118,7 +118,7 @@ impl RedisStore {
         Ok(fields.filter_map(|stored| stored.process).collect())
     }
 
-    async fn published_fields(&self) -> Result<Vec<Stored>, StoreError> {
+    async fn published_fields(&self) -> Result<Vec<HashField>, StoreError> {
         let mut all = redis::cmd("HGETALL");
         let reply = self
             .send_to_policies(all.arg(self.names.policies()))
@@ -130,7 +130,7 @@ impl RedisStore {
             let text = String::from_utf8_lossy(&value);
             let name = field.split(':').next().unwrap_or_default();
             let seen = text.strip_prefix("seen=").and_then(|it| it.lines().next());
-            Stored {
+            HashField {
                 bytes: field.len() + value.len(),
                 seen_ms: seen.and_then(|ms| ms.parse().ok()).unwrap_or(0),
                 policy: PublishedPolicy::parse(name, &text),
@@ -148,7 +148,7 @@ impl RedisStore {
 }
 
 /// The fields of these policies and their values, as far as there is room beside the held ones.
-fn fields(policies: Vec<PublishedPolicy>, held: &[Stored], now_ms: u64) -> Vec<[String; 2]> {
+fn fields(policies: Vec<PublishedPolicy>, held: &[HashField], now_ms: u64) -> Vec<[String; 2]> {
     let mut count = held.len();
     let mut bytes: usize = held.iter().map(|stored| stored.bytes).sum();
     let mut fields = Vec::with_capacity(policies.len());

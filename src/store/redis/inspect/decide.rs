@@ -38,7 +38,7 @@ pub fn decide(
         let sections = value.map_or(&[][..], StoredValue::sections).iter();
         Entry::of(sections.map(|it| it.counted().clone()).collect())
     });
-    let mut stored = Stored {
+    let mut stored = Copies {
         now_ms: now_ms.min(MAX_TIME_MS),
         entries: entries.collect(),
     };
@@ -46,12 +46,12 @@ pub fn decide(
 }
 
 /// Copies of the stored counts of each charge.
-struct Stored {
+struct Copies {
     now_ms: u64,
     entries: Vec<Entry>,
 }
 
-impl Cells for Stored {
+impl Cells for Copies {
     fn now_ms(&self) -> u64 {
         self.now_ms
     }
