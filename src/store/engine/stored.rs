@@ -43,14 +43,14 @@ pub(in crate::store) struct Counts {
     /// A section for each rule of the process that wrote last, in their order, and then those of other processes.
     pub(in crate::store) entry: Entry,
     /// The sections of rules that this process cannot have, which are carried along until the key expires.
-    unknown: Vec<Part>,
+    unknown: Vec<StoredSection>,
     /// When the key expires, in ms of the store's clock.
     pub(in crate::store) expires_ms: u64,
 }
 
 /// A section as it is stored.
 #[derive(Debug)]
-struct Part {
+struct StoredSection {
     label: [u64; 2],
     used: u64,
     newest_ms: u64,
@@ -88,8 +88,8 @@ impl Counts {
         let unknown_ms = (!self.unknown.is_empty()).then_some(self.expires_ms);
         let expires_ms = sections.clone().map(Section::release_ms).chain(unknown_ms);
         let expires_ms = expires_ms.max()?.min(LAST_MS);
-        let own: Vec<Part> = sections.map(Part::of).collect();
-        let parts: Vec<&Part> = self.unknown.iter().chain(&own).collect();
+        let own: Vec<StoredSection> = sections.map(StoredSection::of).collect();
+        let parts: Vec<&StoredSection> = self.unknown.iter().chain(&own).collect();
         let parts = &parts[parts.len().saturating_sub(MOST_SECTIONS)..];
         let (mut front, [mut used, mut bodies, mut labels]) =
             (vec![0; MARKS], [(); 3].map(|()| Vec::new()));
@@ -131,7 +131,7 @@ fn read(bytes: &[u8]) -> Option<Counts> {
         let size = usize::try_from(number(&mut labels, BODY_SIZE)?).ok()?;
         let (body, rest) = bodies.split_at_checked(size)?;
         bodies = rest;
-        let part = Part {
+        let part = StoredSection {
             label,
             used,
             newest_ms,
@@ -151,7 +151,7 @@ fn read(bytes: &[u8]) -> Option<Counts> {
     })
 }
 
-impl Part {
+impl StoredSection {
     fn of(section: &Section) -> Self {
         let kept = section.kept();
         Self {
