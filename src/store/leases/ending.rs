@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use super::{Inner, entry::Entry};
+use super::{Inner, entry::HotIdentity};
 use crate::domain::{key::Key, operation::Operation, policy::Policy};
 
 /// The leases that some operations end: before the call of the store, and when this is dropped, which is after the answer
 /// or when the caller has left.
 pub(super) struct Ending {
     inner: Arc<Inner>,
-    ended: Vec<Arc<Entry>>,
+    ended: Vec<Arc<HotIdentity>>,
     /// These may become hot meanwhile.
     reset: Vec<(Policy, Key)>,
 }
@@ -49,7 +49,7 @@ impl Ending {
 
     fn end(&self) {
         let inner = &self.inner;
-        inner.give_back(self.ended.iter().filter_map(Entry::end));
+        inner.give_back(self.ended.iter().filter_map(HotIdentity::end));
         for (policy, key) in &self.reset {
             if let Some(entry) = inner.table.of(policy, key) {
                 entry.forget(inner.now());

@@ -1,4 +1,4 @@
-//! [`Entry`]: a hot identity under one policy, with its lease.
+//! [`HotIdentity`]: a hot identity under one policy, with its lease.
 
 use std::{
     sync::{
@@ -38,7 +38,7 @@ const SHORT_REST_MS: u64 = 2;
 
 /// An identity that is hot under a policy.
 #[derive(Debug)]
-pub(super) struct Entry {
+pub(super) struct HotIdentity {
     policy: Policy,
     key: Key,
     span: Duration,
@@ -55,7 +55,7 @@ pub(super) struct Entry {
 #[derive(Debug)]
 struct State {
     since: Duration,
-    known: Option<Known>,
+    known: Option<LastReport>,
     /// A pause in which no lease is fetched, because the last fetch failed.
     pause: Option<(Duration, Duration)>,
     /// How often the leases were ended. A lease that is being fetched meanwhile is returned on arrival.
@@ -68,7 +68,7 @@ struct State {
 
 /// The last report of the store about this identity.
 #[derive(Clone, Copy, Debug)]
-struct Known {
+struct LastReport {
     /// The smallest number of remaining units among the rules.
     room: u64,
     decided_at_ms: u64,
@@ -100,7 +100,7 @@ pub(super) fn is_too_large(charge: &Charge) -> bool {
         .any(|rule| rule.limit() < few)
 }
 
-impl Entry {
+impl HotIdentity {
     pub(super) fn new(charge: &Charge, span: Duration, now: Duration) -> Self {
         Self {
             policy: charge.policy().clone(),
@@ -158,7 +158,7 @@ impl Entry {
     ) {
         let room = usage.rules().iter().map(|rule| rule.remaining()).min();
         let mut state = self.state();
-        state.known = Some(Known {
+        state.known = Some(LastReport {
             room: room.unwrap_or(0),
             decided_at_ms,
             sent,
@@ -320,7 +320,7 @@ impl Entry {
 /// Meanwhile units may be charged that cannot be spent. A check that is denied in this time may fit as soon as they
 /// arrive, so that denial must not be repeated.
 #[derive(Debug)]
-struct OnItsWay(Arc<Entry>);
+struct OnItsWay(Arc<HotIdentity>);
 
 impl Drop for OnItsWay {
     fn drop(&mut self) {
@@ -347,7 +347,7 @@ pub(super) struct Fetch {
 }
 
 impl Fetch {
-    pub(super) fn entry(&self) -> &Arc<Entry> {
+    pub(super) fn entry(&self) -> &Arc<HotIdentity> {
         &self.on_its_way.0
     }
 

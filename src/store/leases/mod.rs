@@ -14,7 +14,7 @@ use tokio::{
 
 use self::{
     ending::Ending,
-    entry::{Entry, Fetch, Unspent},
+    entry::{Fetch, HotIdentity, Unspent},
     seen::Seen,
     table::Table,
 };
@@ -60,7 +60,7 @@ pub struct Leases {
 type Clock = Arc<dyn Fn() -> Duration + Send + Sync>;
 
 /// The entry of each charge of a check; `None` for a charge that is not hot.
-type Entries = SmallVec<[Option<Arc<Entry>>; 1]>;
+type Entries = SmallVec<[Option<Arc<HotIdentity>>; 1]>;
 
 struct Inner {
     store: Arc<dyn Store>,
@@ -114,7 +114,7 @@ impl Leases {
     /// returned by then stay charged, since nothing is tried again. Checks during this call can lease units again.
     pub async fn return_unspent(&self) {
         let entries = self.inner.table.all(|_| true);
-        let unspent = entries.iter().filter_map(Entry::end);
+        let unspent = entries.iter().filter_map(HotIdentity::end);
         self.inner.give_back(unspent);
         within(PATIENCE, self.inner.background.ended()).await;
     }

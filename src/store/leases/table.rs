@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use super::{
     Entries,
-    entry::{Entry, HOT, is_too_large, span},
+    entry::{HOT, HotIdentity, is_too_large, span},
 };
 use crate::{
     bounded::Sets,
@@ -30,7 +30,7 @@ pub(super) struct Table {
     /// Identities that are not hot yet. In a full set, the rarest of the oldest span leaves.
     counts: Sets<Counted>,
     /// By the policy's name and the key. If two have the same hash, the second is never hot.
-    entries: Sets<Arc<Entry>>,
+    entries: Sets<Arc<HotIdentity>>,
 }
 
 impl Table {
@@ -42,7 +42,7 @@ impl Table {
     }
 
     /// The entry of a charge, if it is hot.
-    fn get(&self, charge: &Charge) -> Option<Arc<Entry>> {
+    fn get(&self, charge: &Charge) -> Option<Arc<HotIdentity>> {
         span(charge.policy())?;
         self.of(charge.policy(), charge.key())
             .filter(|entry| entry.is_of(charge))
@@ -53,7 +53,7 @@ impl Table {
         &self,
         charge: &Charge,
         now: impl FnOnce() -> Duration,
-    ) -> Option<Arc<Entry>> {
+    ) -> Option<Arc<HotIdentity>> {
         let span = span(charge.policy())?;
         let hash = self.entries.hash((charge.policy().name(), charge.key()));
         if let Some(entry) = self.entries.read(hash, Arc::clone) {
@@ -70,7 +70,7 @@ impl Table {
         }
         // A full set makes no room: entries leave when they cool down, and until then the store decides about this
         // identity.
-        let entry = || Arc::new(Entry::new(charge, span, now));
+        let entry = || Arc::new(HotIdentity::new(charge, span, now));
         let entry = self.entries.get_or_insert(hash, entry)?;
         entry.is_of(charge).then_some(entry)
     }
@@ -98,13 +98,13 @@ impl Table {
     }
 
     /// The entry of an identity under a policy of this name.
-    pub(super) fn of(&self, policy: &Policy, key: &Key) -> Option<Arc<Entry>> {
+    pub(super) fn of(&self, policy: &Policy, key: &Key) -> Option<Arc<HotIdentity>> {
         let hash = self.entries.hash((policy.name(), key));
         self.entries.read(hash, Arc::clone)
     }
 
     /// The entries that match, in no particular order.
-    pub(super) fn all(&self, is_wanted: impl Fn(&Entry) -> bool) -> Vec<Arc<Entry>> {
+    pub(super) fn all(&self, is_wanted: impl Fn(&HotIdentity) -> bool) -> Vec<Arc<HotIdentity>> {
         let mut wanted = Vec::new();
         self.entries.retain(|entry| {
             if is_wanted(entry) {
@@ -116,7 +116,7 @@ impl Table {
     }
 
     /// Drops the entries that do not match. Returns whether any is left.
-    pub(super) fn retain(&self, is_kept: impl Fn(&Entry) -> bool) -> bool {
+    pub(super) fn retain(&self, is_kept: impl Fn(&HotIdentity) -> bool) -> bool {
         let mut kept = false;
         self.entries.retain(|entry| {
             let is_kept = is_kept(entry);
