@@ -57,14 +57,14 @@ pub struct Leases {
 }
 
 /// The time since some moment.
-type Clock = Arc<dyn Fn() -> Duration + Send + Sync>;
+type Uptime = Arc<dyn Fn() -> Duration + Send + Sync>;
 
 /// The entry of each charge of a check; `None` for a charge that is not hot.
 type Entries = SmallVec<[Option<Arc<HotIdentity>>; 1]>;
 
 struct Inner {
     store: Arc<dyn Store>,
-    clock: Clock,
+    clock: Uptime,
     table: Table,
     /// Its permit is free while no task sweeps the entries.
     sweeper: Arc<Semaphore>,
@@ -77,7 +77,7 @@ impl Leases {
         Self::build(Arc::new(store), Arc::new(clock::now), Arc::default())
     }
 
-    fn build(store: Arc<dyn Store>, clock: Clock, background: Arc<BackRoom>) -> Self {
+    fn build(store: Arc<dyn Store>, clock: Uptime, background: Arc<BackRoom>) -> Self {
         let inner = Inner {
             store,
             clock,
