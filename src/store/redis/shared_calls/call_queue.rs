@@ -94,14 +94,14 @@ impl<T, C> CallQueue<T, C> {
 /// The waiting callers in order of arrival, and the sum of their charges.
 pub(super) struct Waiting<T> {
     /// Sorted by ticket. The first has not left, and at most half of them have.
-    places: VecDeque<Place<T>>,
+    places: VecDeque<InLine<T>>,
     next_ticket: u64,
     charges: usize,
     /// How many of the callers have left.
     left: usize,
 }
 
-struct Place<T> {
+struct InLine<T> {
     ticket: u64,
     /// The caller and its charges; `None` if it has left.
     one: Option<(T, usize)>,
@@ -122,7 +122,7 @@ impl<T> Waiting<T> {
         self.next_ticket += 1;
         self.charges += charges;
         let one = Some((one, charges));
-        self.places.push_back(Place { ticket, one });
+        self.places.push_back(InLine { ticket, one });
         ticket
     }
 
