@@ -163,6 +163,7 @@ mod clock;
 mod domain;
 pub mod extract;
 pub mod limiter;
+mod lock;
 pub mod middleware;
 pub mod observe;
 pub mod operating {

@@ -8,6 +8,7 @@ use crate::sources::{File, sources};
 /// Each room of `src`, and the other rooms to import from.
 const ROOMS: &str = "
 domain
+lock
 bounded
 manual_clock domain
 clock domain
@@ -15,8 +16,8 @@ warning domain
 background warning
 timer background
 observe domain
-store domain warning manual_clock background bounded clock timer
-limiter domain store observe warning background bounded clock manual_clock timer
+store domain warning manual_clock background bounded clock lock timer
+limiter domain store observe warning background bounded clock lock manual_clock timer
 extract domain warning
 middleware domain store observe limiter extract warning timer bounded
 ";

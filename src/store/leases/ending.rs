@@ -1,64 +1,65 @@
-//! [`Ending`]: operations that end leases of an identity in this process.
+//! [`EndsLeases`]: operations that end leases of an identity in this process.
 
 use std::sync::Arc;
 
-use super::{Inner, entry::HotIdentity};
-use crate::domain::{key::Key, operation::Operation, policy::Policy};
+use super::Core;
+use crate::domain::{charge::Charge, operation::Operation, settlement::Settlement};
 
-/// The leases that some operations end: before the call of the store, and when this is dropped, which is after the answer
-/// or when the caller has left.
-pub(super) struct Ending {
-    inner: Arc<Inner>,
-    ended: Vec<Arc<HotIdentity>>,
-    /// These may become hot meanwhile.
-    reset: Vec<(Policy, Key)>,
+/// Ends the leases of some operations: before the call of the store, and when this is dropped, which is after the answer
+/// or when the caller has left. Identities may become hot meanwhile.
+pub(super) struct EndsLeases {
+    core: Arc<Core>,
+    operations: Vec<Operation>,
 }
 
-impl Ending {
-    /// Ends the leases.
-    pub(super) fn of(inner: &Arc<Inner>, operations: &[Operation]) -> Self {
-        let mut ending = Self {
-            inner: Arc::clone(inner),
-            ended: Vec::new(),
-            reset: Vec::new(),
+impl EndsLeases {
+    pub(super) fn of(core: &Arc<Core>, operations: &[Operation]) -> Self {
+        let ends = |operation: &&Operation| match operation {
+            Operation::Block { .. } | Operation::Ban { .. } | Operation::Reset { .. } => true,
+            Operation::Settle(settlement) => raised(settlement).next().is_some(),
+            _ => false,
         };
-        operations.iter().for_each(|it| ending.add(it));
+        let ending = Self {
+            core: Arc::clone(core),
+            operations: operations.iter().filter(ends).cloned().collect(),
+        };
         ending.end();
         ending
     }
 
-    fn add(&mut self, operation: &Operation) {
-        let table = &self.inner.table;
-        match operation {
-            Operation::Block { key, .. } | Operation::Ban { key, .. } => {
-                self.ended.extend(table.all(|entry| entry.is_of_key(key)));
-            }
-            Operation::Settle(settlement) => {
-                let charges = settlement.check().charges().iter();
-                let costs = charges.zip(settlement.costs());
-                let raised = costs.filter(|(charge, cost)| **cost > charge.cost());
-                let leased = raised.filter_map(|(it, _)| table.of(it.policy(), it.key()));
-                // The next settlement would end another lease, too.
-                let paused = leased.inspect(|entry| entry.pause(self.inner.now()));
-                self.ended.extend(paused);
-            }
-            Operation::Reset { policy, key } => self.reset.push((policy.clone(), key.clone())),
-            _ => {}
-        }
-    }
-
     fn end(&self) {
-        let inner = &self.inner;
-        inner.give_back(self.ended.iter().filter_map(HotIdentity::end));
-        for (policy, key) in &self.reset {
-            if let Some(entry) = inner.table.of(policy, key) {
-                entry.forget(inner.now());
+        let (table, now) = (&self.core.table, || self.core.now());
+        for operation in &self.operations {
+            match operation {
+                Operation::Block { key, .. } | Operation::Ban { key, .. } => {
+                    let all = table.all().into_iter();
+                    self.core.end(all.filter(|hot| hot.is_of_key(key)));
+                }
+                Operation::Settle(settlement) => {
+                    let raised = raised(settlement);
+                    let leased = raised.filter_map(|it| table.of(it.policy(), it.key()));
+                    // The next settlement would end another lease, too.
+                    self.core.end(leased.inspect(|hot| hot.pause(now())));
+                }
+                Operation::Reset { policy, key } => {
+                    if let Some(hot) = table.of(policy, key) {
+                        hot.forget(now());
+                    }
+                }
+                _ => {}
             }
         }
     }
 }
 
-impl Drop for Ending {
+/// The charges that cost more in the end.
+fn raised(settlement: &Settlement) -> impl Iterator<Item = &Charge> {
+    let charges = settlement.check().charges().iter();
+    let costs = charges.zip(settlement.costs());
+    costs.filter_map(|(charge, cost)| (*cost > charge.cost()).then_some(charge))
+}
+
+impl Drop for EndsLeases {
     fn drop(&mut self) {
         self.end();
     }

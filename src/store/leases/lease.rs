@@ -10,13 +10,7 @@
 //! The store decided after m0, and T0 is rounded down to a millisecond. So when `end − T0 − 1 ms` have passed since m0,
 //! the step has not ended, whatever the clocks show and however long the answer took.
 
-use std::{
-    sync::atomic::{
-        AtomicU64,
-        Ordering::{AcqRel, Acquire},
-    },
-    time::Duration,
-};
+use std::time::Duration;
 
 use crate::domain::{
     decision::{RuleUsage, Usage},
@@ -38,15 +32,7 @@ pub(super) struct Lease {
     sent: Duration,
     /// How long the units can be spent, counted from `sent`.
     time: Duration,
-    /// Many tasks spend from these without a lock.
-    unspent: AtomicU64,
-}
-
-/// Units that were spent.
-#[derive(Debug)]
-pub(super) struct LeasedUnits<'a> {
-    lease: &'a Lease,
-    now: Duration,
+    pub(super) unspent: u64,
 }
 
 impl Lease {
@@ -55,7 +41,7 @@ impl Lease {
     pub(super) fn new(usage: Usage, units: u64, sent: Duration) -> Self {
         Self {
             time: spending_time(&usage),
-            unspent: AtomicU64::new(units),
+            unspent: units,
             usage,
             units,
             sent,
@@ -72,51 +58,26 @@ impl Lease {
         now.saturating_sub(self.sent) > self.time + time
     }
 
-    pub(super) fn unspent(&self) -> u64 {
-        self.unspent.load(Acquire)
-    }
-
     /// Ends the lease. Returns the settlement that gives the unspent units back, if there are any.
     pub(super) fn close(self) -> Option<Operation> {
-        let unspent = self.unspent();
-        if unspent == 0 {
+        if self.unspent == 0 {
             return None;
         }
-        let settlement = Settlement::new(&self.usage, |_| self.units - unspent);
+        let settlement = Settlement::new(&self.usage, |_| self.units - self.unspent);
         settlement.ok().map(Operation::Settle)
     }
 
-    /// Takes this number of units, all or none. Read the clock after you found the lease.
-    pub(super) fn spend(&self, units: u64, now: Duration) -> Option<LeasedUnits<'_>> {
-        if units == 0 || self.is_over(now) {
-            return None;
-        }
-        let take = |unspent: u64| unspent.checked_sub(units);
-        self.unspent.fetch_update(AcqRel, Acquire, take).ok()?;
-        Some(LeasedUnits { lease: self, now })
+    pub(super) fn can_pay(&self, units: u64, now: Duration) -> bool {
+        units > 0 && units <= self.unspent && !self.is_over(now)
     }
 
-    /// Puts units back that were spent.
-    pub(super) fn put_back(&self, units: u64) {
-        self.unspent.fetch_add(units, AcqRel);
-    }
-}
-
-impl LeasedUnits<'_> {
-    /// An upper limit of the store's clock, within the charged step.
-    pub(super) fn now_ms(&self) -> u64 {
-        self.lease.usage.decided_at_ms() + self.age_ms()
-    }
-
-    /// The usage under each rule after the charge of the lease: its units count as used.
-    pub(super) fn rules(&self) -> impl Iterator<Item = RuleUsage> {
-        let age_ms = self.age_ms();
-        let rules = self.lease.usage.rules();
-        rules.map(move |usage| usage.later(age_ms))
-    }
-
-    fn age_ms(&self) -> u64 {
-        millis(self.now.saturating_sub(self.lease.sent))
+    /// Spends units that it can pay, and adds the usage under each rule after the charge of the lease: its units count as
+    /// used. Returns an upper limit of the store's clock, within the charged step.
+    pub(super) fn spend(&mut self, units: u64, now: Duration, rules: &mut Vec<RuleUsage>) -> u64 {
+        self.unspent -= units;
+        let age_ms = millis(now.saturating_sub(self.sent));
+        rules.extend(self.usage.rules().map(|usage| usage.later(age_ms)));
+        self.usage.decided_at_ms() + age_ms
     }
 }
 

@@ -13,10 +13,9 @@ use tokio::{
 };
 
 use self::{
-    ending::Ending,
-    entry::{Fetch, HotIdentity, Unspent},
-    seen::Seen,
-    table::Table,
+    ending::EndsLeases,
+    hot::{Fetch, HotIdentity, Unspent},
+    table::{HotOfCheck, Table},
 };
 #[cfg(feature = "manual-clock")]
 use crate::manual_clock::ManualClock;
@@ -34,12 +33,11 @@ use crate::{
 };
 
 mod ending;
-mod entry;
+mod hot;
 mod lease;
-mod seen;
 mod table;
 
-/// The interval at which overdue leases are returned, and entries dropped that are no longer hot.
+/// The interval at which overdue leases are returned, and identities dropped that are no longer hot.
 const SWEEP: Duration = Duration::from_millis(250);
 
 /// The maximum number of leases that a sweep returns.
@@ -53,20 +51,17 @@ const PATIENCE: Duration = Duration::from_secs(10);
 #[doc = concat!(include_str!("../../../docs/links.md"), include_str!("../../../docs/guide/leases.md"))]
 #[derive(Clone)]
 pub struct Leases {
-    inner: Arc<Inner>,
+    core: Arc<Core>,
 }
 
-/// The time since some moment.
-type Uptime = Arc<dyn Fn() -> Duration + Send + Sync>;
+/// Says the time since some moment.
+type Now = Arc<dyn Fn() -> Duration + Send + Sync>;
 
-/// The entry of each charge of a check; `None` for a charge that is not hot.
-type Entries = SmallVec<[Option<Arc<HotIdentity>>; 1]>;
-
-struct Inner {
+struct Core {
     store: Arc<dyn Store>,
-    clock: Uptime,
+    now: Now,
     table: Table,
-    /// Its permit is free while no task sweeps the entries.
+    /// Its permit is free while no task sweeps the hot identities.
     sweeper: Arc<Semaphore>,
     background: Arc<BackRoom>,
 }
@@ -77,16 +72,15 @@ impl Leases {
         Self::build(Arc::new(store), Arc::new(clock::now), Arc::default())
     }
 
-    fn build(store: Arc<dyn Store>, clock: Uptime, background: Arc<BackRoom>) -> Self {
-        let inner = Inner {
-            store,
-            clock,
-            table: Table::new(),
-            sweeper: Arc::new(Semaphore::new(1)),
-            background,
-        };
+    fn build(store: Arc<dyn Store>, now: Now, background: Arc<BackRoom>) -> Self {
         Self {
-            inner: Arc::new(inner),
+            core: Arc::new(Core {
+                store,
+                now,
+                table: Table::new(),
+                sweeper: Arc::new(Semaphore::new(1)),
+                background,
+            }),
         }
     }
 
@@ -95,15 +89,15 @@ impl Leases {
     #[cfg(feature = "manual-clock")]
     #[must_use]
     pub fn clock(self, clock: ManualClock) -> Self {
-        let inner = &self.inner;
-        let (store, background) = (inner.store.clone(), inner.background.clone());
+        let core = &self.core;
+        let (store, background) = (core.store.clone(), core.background.clone());
         Self::build(store, Arc::new(move || clock.now()), background)
     }
 
     /// Sets where leases are fetched and returned: see [`Limiter::background`](crate::Limiter::background).
     #[must_use]
     pub fn background(self, place: Background) -> Self {
-        self.inner.background.set(place);
+        self.core.background.set(place);
         self
     }
 
@@ -113,57 +107,50 @@ impl Leases {
     /// This method waits for units on their way and for the store, ten seconds at most. Units that could not be
     /// returned by then stay charged, since nothing is tried again. Checks during this call can lease units again.
     pub async fn return_unspent(&self) {
-        let entries = self.inner.table.all(|_| true);
-        let unspent = entries.iter().filter_map(HotIdentity::end);
-        self.inner.give_back(unspent);
-        within(PATIENCE, self.inner.background.ended()).await;
+        self.core.end(self.core.table.all().into_iter());
+        within(PATIENCE, self.core.background.ended()).await;
     }
 }
 
-impl Inner {
+impl Core {
     fn now(&self) -> Duration {
-        (self.clock)()
+        (self.now)()
     }
 
     fn check(self: &Arc<Self>, check: &Check) -> StoreFuture<Decision> {
         if !check.shadow_charges().is_empty() {
             return self.ask(check, self.table.known(check));
         }
-        let charges = check.charges().iter();
-        let entries: Entries = charges
-            .map(|charge| self.table.find(charge, || self.now()))
-            .collect();
-        let is_hot = entries.iter().any(Option::is_some);
-        if !is_hot {
+        let hot = self.table.find_all(check, || self.now());
+        if hot.iter().all(Option::is_none) {
             return self.store.check(check);
         }
         if self.sweeper.available_permits() > 0 {
             self.start_sweeping();
         }
-        if let Some(decision) = self.spend(check, &entries) {
+        if let Some(decision) = self.spend(check, &hot) {
             return StoreFuture::ready(decision);
         }
-        let answer = self.ask(check, entries.clone());
-        self.fetch_all(check, &entries);
+        let answer = self.ask(check, hot.clone());
+        self.fetch_all(check, &hot);
         answer
     }
 
     /// Pays the whole check with leased units. `None` if a charge is not leased, or has not enough units.
-    fn spend(&self, check: &Check, entries: &Entries) -> Option<Result<Decision, StoreError>> {
-        let places = entries.iter().map(|entry| entry.as_ref()?.spendable());
-        let places: SmallVec<[_; 1]> = places.collect::<Option<_>>()?;
-        let leases = || places.iter().flat_map(|place| place.as_ref());
+    fn spend(&self, check: &Check, hot: &HotOfCheck) -> Option<Result<Decision, StoreError>> {
+        let mut places = SmallVec::<[_; 1]>::new();
+        for identity in hot {
+            let (identity, _) = identity.as_ref()?;
+            places.push(identity.spendable(!places.is_empty())?);
+        }
         // Read after the leases were found, so that none is younger.
         let now = self.now();
+        let leases = places.iter_mut().zip(check.charges());
+        let leases = leases.map(|(place, charge)| place.lease_for(charge.cost(), now));
+        let leases: SmallVec<[_; 1]> = leases.collect::<Option<_>>()?;
         let (mut now_ms, mut rules) = (0, Vec::with_capacity(check.rule_count()));
-        for (index, (lease, charge)) in leases().zip(check.charges()).enumerate() {
-            let Some(spent) = lease.spend(charge.cost(), now) else {
-                let spent = leases().zip(check.charges()).take(index);
-                spent.for_each(|(lease, charge)| lease.put_back(charge.cost()));
-                return None;
-            };
-            now_ms = now_ms.max(spent.now_ms());
-            rules.extend(spent.rules());
+        for (lease, charge) in leases.into_iter().zip(check.charges()) {
+            now_ms = now_ms.max(lease.spend(charge.cost(), now, &mut rules));
         }
         let origin = Origin::Leased;
         let facts = Facts {
@@ -173,28 +160,38 @@ impl Inner {
         Some(Decision::joined(check, true, now_ms, rules, facts))
     }
 
-    /// Lets the store decide.
-    fn ask(&self, check: &Check, entries: Entries) -> StoreFuture<Decision> {
-        if entries.iter().all(Option::is_none) {
+    /// The hot identities of an operation's check.
+    fn known(&self, operation: &Operation) -> HotOfCheck {
+        let check = operation.check();
+        check.map_or_else(HotOfCheck::new, |check| self.table.known(check))
+    }
+
+    /// Lets the store decide, and learns from its decision.
+    fn ask(&self, check: &Check, hot: HotOfCheck) -> StoreFuture<Decision> {
+        if hot.iter().all(Option::is_none) {
             return self.store.check(check);
         }
-        let (seen, sent) = (Seen::new(entries), self.now());
-        let clock = Arc::clone(&self.clock);
+        let (sent, now) = (self.now(), Arc::clone(&self.now));
         self.store.check(check).map(move |mut decision| {
-            seen.decided(&mut decision, sent, clock());
+            let usage = decision.usage();
+            for (hot, of_policy) in hot.iter().zip(usage.policies()) {
+                if let Some((hot, _)) = hot {
+                    hot.learn(of_policy, usage.decided_at_ms(), sent, now());
+                }
+            }
+            note_units(&hot, Some(&mut decision));
             decision
         })
     }
 
     /// Fetches the leases that are missing to pay such a check, each if it is worth a call; none if one cannot be had.
-    fn fetch_all(self: &Arc<Self>, check: &Check, entries: &Entries) {
+    fn fetch_all(self: &Arc<Self>, check: &Check, hot: &HotOfCheck) {
         let now = self.now();
-        let mut each = entries.iter().zip(check.charges());
-        let all_can = each.clone().all(|(entry, charge)| {
-            charge.cost() > 0 && entry.as_ref().is_some_and(|entry| !entry.is_paused(now))
-        });
-        while let Some((Some(entry), charge)) = each.next().filter(|_| all_can) {
-            if let Some(fetch) = entry.begin(charge.cost(), now) {
+        let each = || hot.iter().flatten().zip(check.charges());
+        let all_can = hot.iter().all(Option::is_some)
+            && each().all(|((hot, _), charge)| charge.cost() > 0 && !hot.is_paused(now));
+        for ((hot, _), charge) in each().filter(|_| all_can) {
+            if let Some(fetch) = hot.begin(charge.cost(), now) {
                 self.fetch(fetch);
             }
         }
@@ -212,7 +209,7 @@ impl Inner {
         let replies = within(PATIENCE, call).await.and_then(Result::ok);
         let now = self.now();
         let Some(Ok(Reply::Check(decision))) = replies.and_then(|mut replies| replies.pop()) else {
-            fetch.entry().pause(now);
+            fetch.of.pause(now);
             return;
         };
         match decision {
@@ -221,8 +218,13 @@ impl Inner {
                     within(PATIENCE, self.store.execute(unspent.settle.clone())).await;
                 }
             }
-            Decision::Denied(_) | Decision::Blocked(_) => fetch.entry().pause(now),
+            Decision::Denied(_) | Decision::Blocked(_) => fetch.of.pause(now),
         }
+    }
+
+    /// Ends the leases of these identities.
+    fn end(&self, all: impl Iterator<Item = Arc<HotIdentity>>) {
+        self.give_back(all.filter_map(|hot| hot.end()));
     }
 
     /// Returns unspent units in the background, one call for each: behind a proxy, identities may be on different
@@ -244,58 +246,63 @@ impl Inner {
         }
     }
 
-    /// Returns overdue leases, and drops entries that are no longer hot. Does not wait for the store, which may hang.
+    /// Returns overdue leases, and drops identities that are no longer hot. Does not wait for the store, which may hang.
     /// Returns whether there are others.
     fn sweep(&self) -> bool {
         let now = self.now();
-        let entries = self.table.all(|_| true);
-        let overdue = entries.iter().filter_map(|entry| entry.close_overdue(now));
+        let all = self.table.all();
+        let overdue = all.iter().filter_map(|hot| hot.close_overdue(now));
         self.give_back(overdue.take(MAX_TOGETHER));
-        self.table.retain(|entry| !entry.cool(now))
+        self.table.retain(|hot| !hot.cool(now))
     }
 }
 
-/// The task that sweeps the entries. If it is dropped with its runtime, the next check starts another.
-async fn sweep(inner: Weak<Inner>, _task: OwnedSemaphorePermit) {
+/// Forbids to repeat a denial if units of this process may make the check fit sooner.
+fn note_units(hot: &HotOfCheck, decision: Option<&mut Decision>) {
+    let mut hot = hot.iter().flatten();
+    if let Some(denied @ Decision::Denied(_)) = decision
+        && hot.any(|(hot, arrivals)| hot.may_have_units(*arrivals))
+    {
+        let usage = denied.usage_mut();
+        usage.note(|facts| facts.origin = Origin::StoreWithLeases);
+    }
+}
+
+/// The task that sweeps the hot identities. If it is dropped with its runtime, the next check starts another.
+async fn sweep(core: Weak<Core>, _task: OwnedSemaphorePermit) {
     loop {
         sleep(SWEEP).await;
-        let Some(inner) = inner.upgrade() else {
-            return;
-        };
-        if !inner.sweep() {
-            return;
+        match core.upgrade() {
+            Some(core) if core.sweep() => {}
+            _ => return,
         }
     }
 }
 
 impl Store for Leases {
     fn check(&self, check: &Check) -> StoreFuture<Decision> {
-        self.inner.check(check)
+        self.core.check(check)
     }
 
     fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
         if let Operation::Check(check) = &operation {
-            return self.inner.check(check).map(Reply::Check);
+            return self.core.check(check).map(Reply::Check);
         }
-        let Inner { store, table, .. } = &*self.inner;
-        let seen = Seen::of(&operation, table);
-        let ending = Ending::of(&self.inner, slice::from_ref(&operation));
-        store.execute(operation).map(move |mut reply| {
-            seen.note(&mut reply);
+        let hot = self.core.known(&operation);
+        let ending = EndsLeases::of(&self.core, slice::from_ref(&operation));
+        self.core.store.execute(operation).map(move |mut reply| {
+            note_units(&hot, reply.last_decision());
             drop(ending);
             reply
         })
     }
 
     fn call(&self, operations: Vec<Operation>) -> CallFuture {
-        let Inner { store, table, .. } = &*self.inner;
-        let seen: Vec<_> = operations.iter().map(|it| Seen::of(it, table)).collect();
-        let ending = Ending::of(&self.inner, &operations);
-        store.call(operations).map(move |mut results| {
-            for (result, seen) in results.iter_mut().zip(seen) {
-                if let Ok(reply) = result {
-                    seen.note(reply);
-                }
+        let hot: Vec<_> = operations.iter().map(|it| self.core.known(it)).collect();
+        let ending = EndsLeases::of(&self.core, &operations);
+        self.core.store.call(operations).map(move |mut results| {
+            for (result, hot) in results.iter_mut().zip(&hot) {
+                note_units(hot, result.as_mut().ok().and_then(Reply::last_decision));
             }
             drop(ending);
             results
@@ -303,14 +310,14 @@ impl Store for Leases {
     }
 
     fn inner(&self) -> Option<&dyn Store> {
-        Some(&*self.inner.store)
+        Some(&*self.core.store)
     }
 }
 
 impl fmt::Debug for Leases {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Leases")
-            .field("store", &self.inner.store)
+            .field("store", &self.core.store)
             .finish_non_exhaustive()
     }
 }

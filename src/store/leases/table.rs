@@ -1,18 +1,17 @@
-//! [`Table`]: finds the entry of a charge.
+//! [`Table`]: finds the hot identity of a charge.
 
 use std::{sync::Arc, time::Duration};
 
-use super::{
-    Entries,
-    entry::{HOT, HotIdentity, is_too_large, span},
-};
+use smallvec::SmallVec;
+
+use super::hot::{HOT, HotIdentity, is_too_large, span};
 use crate::{
     bounded::Sets,
     domain::{charge::Charge, check::Check, key::Key, policy::Policy, rule::millis},
 };
 
 /// The maximum number of identities with leases.
-const MAX_ENTRIES: usize = 4_096;
+const MAX_HOT: usize = 4_096;
 
 /// More than leases, so that many identities can become hot at the same time.
 const MAX_COUNTED: usize = 8_192;
@@ -30,36 +29,30 @@ pub(super) struct Table {
     /// Identities that are not hot yet. In a full set, the rarest of the oldest span leaves.
     counts: Sets<Counted>,
     /// By the policy's name and the key. If two have the same hash, the second is never hot.
-    entries: Sets<Arc<HotIdentity>>,
+    hot: Sets<Arc<HotIdentity>>,
 }
+
+/// The hot identity of each charge of a check; `None` for a charge that is not hot.
+pub(super) type HotOfCheck = SmallVec<[Option<Seen>; 1]>;
+
+/// A hot identity, and how often units had arrived before the store was asked.
+pub(super) type Seen = (Arc<HotIdentity>, u64);
 
 impl Table {
     pub(super) fn new() -> Self {
         Self {
             counts: Sets::new(MAX_COUNTED),
-            entries: Sets::new(MAX_ENTRIES),
+            hot: Sets::new(MAX_HOT),
         }
     }
 
-    /// The entry of a charge, if it is hot.
-    fn get(&self, charge: &Charge) -> Option<Arc<HotIdentity>> {
-        span(charge.policy())?;
-        self.of(charge.policy(), charge.key())
-            .filter(|entry| entry.is_of(charge))
-    }
-
-    /// The same, and counts the check.
-    pub(super) fn find(
-        &self,
-        charge: &Charge,
-        now: impl FnOnce() -> Duration,
-    ) -> Option<Arc<HotIdentity>> {
+    /// The hot identity of a charge, after this check was counted.
+    fn find(&self, charge: &Charge, now: impl FnOnce() -> Duration) -> Option<Seen> {
         let span = span(charge.policy())?;
-        let hash = self.entries.hash((charge.policy().name(), charge.key()));
-        if let Some(entry) = self.entries.read(hash, Arc::clone) {
+        let hash = self.hot.hash((charge.policy().name(), charge.key()));
+        if let Some(hot) = self.hot.read(hash, Arc::clone) {
             // That of other rules cools down, and makes room.
-            let entry = Some(entry).filter(|entry| entry.is_of(charge));
-            return entry.inspect(|entry| entry.count(charge.cost()));
+            return seen(hot, charge, charge.cost());
         }
         if charge.cost() == 0 || is_too_large(charge) {
             return None;
@@ -68,11 +61,10 @@ impl Table {
         if self.count(hash, millis(now), millis(span)) < HOT {
             return None;
         }
-        // A full set makes no room: entries leave when they cool down, and until then the store decides about this
-        // identity.
-        let entry = || Arc::new(HotIdentity::new(charge, span, now));
-        let entry = self.entries.get_or_insert(hash, entry)?;
-        entry.is_of(charge).then_some(entry)
+        // A full set makes no room: identities leave when they cool down, and until then the store decides about this
+        // one.
+        let hot = || Arc::new(HotIdentity::new(charge, span, now));
+        seen(self.hot.get_or_insert(hash, hot)?, charge, 0)
     }
 
     /// Counts a check of an identity. Returns the number of its checks in this span.
@@ -92,39 +84,52 @@ impl Table {
         checks
     }
 
-    /// The entries of a check's charges, without counting it.
-    pub(super) fn known(&self, check: &Check) -> Entries {
-        check.charges().iter().map(|it| self.get(it)).collect()
+    /// Counts a check, and returns its hot identities.
+    pub(super) fn find_all(&self, check: &Check, now: impl Fn() -> Duration) -> HotOfCheck {
+        let charges = check.charges().iter();
+        charges.map(|charge| self.find(charge, &now)).collect()
     }
 
-    /// The entry of an identity under a policy of this name.
+    /// The hot identities of a check, without counting it.
+    pub(super) fn known(&self, check: &Check) -> HotOfCheck {
+        let charges = check.charges().iter();
+        let known = charges.map(|it| seen(self.of(it.policy(), it.key())?, it, 0));
+        known.collect()
+    }
+
+    /// The hot identity of a key under a policy of this name.
     pub(super) fn of(&self, policy: &Policy, key: &Key) -> Option<Arc<HotIdentity>> {
-        let hash = self.entries.hash((policy.name(), key));
-        self.entries.read(hash, Arc::clone)
+        let hash = self.hot.hash((policy.name(), key));
+        self.hot.read(hash, Arc::clone)
     }
 
-    /// The entries that match, in no particular order.
-    pub(super) fn all(&self, is_wanted: impl Fn(&HotIdentity) -> bool) -> Vec<Arc<HotIdentity>> {
-        let mut wanted = Vec::new();
-        self.entries.retain(|entry| {
-            if is_wanted(entry) {
-                wanted.push(Arc::clone(entry));
-            }
+    pub(super) fn all(&self) -> Vec<Arc<HotIdentity>> {
+        let mut all = Vec::new();
+        self.retain(|hot| {
+            all.push(Arc::clone(hot));
             true
         });
-        wanted
+        all
     }
 
-    /// Drops the entries that do not match. Returns whether any is left.
-    pub(super) fn retain(&self, is_kept: impl Fn(&HotIdentity) -> bool) -> bool {
+    /// Drops the identities that do not match. Returns whether any is left.
+    pub(super) fn retain(&self, mut is_kept: impl FnMut(&Arc<HotIdentity>) -> bool) -> bool {
         let mut kept = false;
-        self.entries.retain(|entry| {
-            let is_kept = is_kept(entry);
+        self.hot.retain(|hot| {
+            let is_kept = is_kept(hot);
             kept |= is_kept;
             is_kept
         });
         kept
     }
+}
+
+/// The hot identity of this charge, in which its cost is counted.
+fn seen(hot: Arc<HotIdentity>, charge: &Charge, cost: u64) -> Option<Seen> {
+    hot.is_of(charge).then(|| {
+        let arrivals = hot.count(cost);
+        (hot, arrivals)
+    })
 }
 
 #[cfg(test)]
