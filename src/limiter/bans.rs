@@ -7,7 +7,7 @@
 use std::{
     cmp::Reverse,
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
@@ -23,13 +23,14 @@ use crate::{
         block::{Ban, BlockRequest, Until},
         charge::Charge,
         check::Check,
-        decision::{Decision, Denial},
+        decision::{Decision, Denial, RuleUsage},
         key::Key,
         operation::{Operation, Reply},
         policy::Policy,
         rule::Rule,
         window::Spec,
     },
+    lock::lock,
     observe::Event,
     timer::within,
 };
@@ -52,14 +53,20 @@ pub(super) struct StrikeQueue {
     background: Arc<BackRoom>,
 }
 
-/// How often an identity was denied under one ban.
-#[derive(Debug)]
+/// How often an identity was denied under bans that count together in the store: those of one window.
 struct Strikes {
+    count: u64,
+    /// The one with most strikes comes first.
+    bans: Vec<Struck>,
+}
+
+/// A ban that a denial counts for.
+#[derive(Clone)]
+struct Struck {
     ban: Ban,
     /// The policy that denied first, and the rule that the denial exceeded.
     policy: Policy,
     rule: Rule,
-    count: u64,
     denied_at_ms: u64,
 }
 
@@ -78,13 +85,17 @@ impl StrikeQueue {
         let Decision::Denied(denial) = decision else {
             return;
         };
-        let struck = struck(denial);
+        let struck: Vec<_> = struck(denial).collect();
         if struck.is_empty() || denial.usage().is_local() {
             return;
         }
-        let mut waiting = self.lock();
-        for (key, strikes) in struck {
-            add(&mut waiting, key, strikes);
+        let mut waiting = lock(&self.waiting);
+        for (place, (key, ban)) in struck.iter().enumerate() {
+            // A denial is one strike, however many policies deny.
+            let counts_with =
+                |(of, it): &(&Key, Struck)| of == key && it.counter() == ban.counter();
+            let is_counted = struck[..place].iter().any(counts_with);
+            add(&mut waiting, key, ban, u64::from(!is_counted));
         }
         drop(waiting);
         self.start_counting(caller);
@@ -95,7 +106,7 @@ impl StrikeQueue {
     pub(super) async fn counted(self: &Arc<Self>, caller: &Arc<Caller>) {
         loop {
             drop(self.tasks.acquire_many(MAX_TASKS).await);
-            if self.lock().is_empty() {
+            if lock(&self.waiting).is_empty() {
                 return;
             }
             self.start_counting(caller); // a strike came while this held the permits
@@ -115,18 +126,14 @@ impl StrikeQueue {
         });
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<Key, Vec<Strikes>>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Forgets the strikes of an identity that were not counted yet.
     pub(super) fn forget(&self, key: &Key) {
-        self.lock().remove(key);
+        lock(&self.waiting).remove(key);
     }
 
     /// Takes the strikes of an identity; `None` if there are none, which ends the task.
     fn take(&self, task: &mut Option<OwnedSemaphorePermit>) -> Option<(Key, Vec<Strikes>)> {
-        let mut waiting = self.lock();
+        let mut waiting = lock(&self.waiting);
         let next = waiting.keys().next().cloned();
         let taken = next.and_then(|key| waiting.remove_entry(&key));
         if taken.is_none() {
@@ -137,40 +144,23 @@ impl StrikeQueue {
 }
 
 /// The identities that a denial strikes, and the ban of each strike. A missing slot is no strike: it means "not now".
-///
-/// A denial is one strike, however many policies deny: bans over the same key and window share one counter in the store,
-/// so it is counted under one of them alone: 1 or 0.
-fn struck(denial: &Denial) -> Vec<(&Key, Strikes)> {
+fn struck(denial: &Denial) -> impl Iterator<Item = (&Key, Struck)> {
     let usage = denial.usage();
     let charges = usage.check().charges().iter().zip(usage.policies());
-    let all = charges.filter_map(|(charge, of_policy)| {
+    charges.filter_map(|(charge, of_policy)| {
         let rules = of_policy.rules().iter();
         let mut exceeded = rules.filter(|it| it.is_exceeded() && !it.rule().is_concurrency());
-        let strikes = Strikes {
+        let struck = Struck {
             ban: charge.policy().ban_config()?,
             policy: charge.policy().clone(),
             rule: exceeded.next()?.rule(),
-            count: 1,
             denied_at_ms: usage.decided_at_ms(),
         };
-        Some((charge.key(), strikes))
-    });
-    let mut all: Vec<_> = all.collect();
-    // Strikes are counted up to the limit of a ban: so that they reach each, under that with most.
-    all.sort_by_key(|(_, strikes)| Reverse(strikes.ban.strikes().limit()));
-    let counter = |strikes: &Strikes| Spec::of(&strikes.ban.strikes());
-    for place in 1..all.len() {
-        let (known, rest) = all.split_at_mut(place);
-        let (key, strikes) = &mut rest[0];
-        let is_counted = |(of, it): &(&Key, _)| of == key && counter(it) == counter(strikes);
-        if known.iter().any(is_counted) {
-            strikes.count = 0;
-        }
-    }
-    all
+        Some((charge.key(), struck))
+    })
 }
 
-fn add(waiting: &mut HashMap<Key, Vec<Strikes>>, key: &Key, new: Strikes) {
+fn add(waiting: &mut HashMap<Key, Vec<Strikes>>, key: &Key, struck: &Struck, count: u64) {
     if !waiting.contains_key(key) {
         let bytes = waiting.keys().chain([key]).map(|it| it.value().len());
         if waiting.len() >= MAX_WAITING || bytes.sum::<usize>() > MAX_BYTES {
@@ -178,12 +168,19 @@ fn add(waiting: &mut HashMap<Key, Vec<Strikes>>, key: &Key, new: Strikes) {
         }
     }
     let all = waiting.entry(key.clone()).or_default();
-    if let Some(strikes) = all.iter_mut().find(|strikes| strikes.ban == new.ban) {
-        strikes.count += new.count;
-        strikes.denied_at_ms = strikes.denied_at_ms.max(new.denied_at_ms);
-    } else {
-        all.push(new);
+    let counts_with = |it: &Strikes| it.bans[0].counter() == struck.counter();
+    let Some(place) = all.iter().position(counts_with) else {
+        let bans = vec![struck.clone()];
+        return all.push(Strikes { count, bans });
+    };
+    let strikes = &mut all[place];
+    strikes.count += count;
+    match strikes.bans.iter_mut().find(|it| it.ban == struck.ban) {
+        Some(known) => known.denied_at_ms = known.denied_at_ms.max(struck.denied_at_ms),
+        None => strikes.bans.push(struck.clone()),
     }
+    let most = |it: &Struck| Reverse(it.ban.strikes().limit());
+    strikes.bans.sort_by_key(most);
 }
 
 /// Counts the strikes of an identity, and bans the identity if there are too many. A failed call is not retried: the
@@ -191,35 +188,29 @@ fn add(waiting: &mut HashMap<Key, Vec<Strikes>>, key: &Key, new: Strikes) {
 ///
 /// The store bans only if the strikes are still there, so that an operator can unblock the identity between the calls.
 async fn count(caller: &Caller, refusals: &Refusals, key: Key, strikes: Vec<Strikes>) {
-    let counts = strikes.iter().filter(|it| it.count > 0);
-    let counts = counts.map(|it| it.check(&key, it.count));
-    // Bans of one window share a counter: look at it when all are counted.
-    let looks = strikes.iter().filter(|_| strikes.len() > 1);
-    let checks = counts.chain(looks.map(|it| it.check(&key, 0)));
+    let checks = strikes.iter().map(|it| it.check(&key));
     let now = Instant::now();
-    let mut replies = call(caller, checks.collect()).await;
-    let replies = replies.split_off(replies.len().saturating_sub(strikes.len()));
-    let counted = strikes.iter().zip(replies);
-    let banned = counted.filter_map(|(strikes, reply)| match reply {
-        Some(Reply::Check(decision)) if strikes.reach_limit(&decision) => {
-            Some((strikes, decision.usage().decided_at_ms()))
+    let replies = call(caller, checks.collect()).await;
+    let mut banned: Vec<(&Struck, u64)> = Vec::new();
+    for (strikes, reply) in strikes.iter().zip(replies) {
+        if let Some(Reply::Check(decision)) = reply {
+            let bans = strikes.bans.iter().filter(|it| it.is_reached(&decision));
+            banned.extend(bans.map(|it| (it, decision.usage().decided_at_ms())));
         }
-        _ => None,
-    });
-    let mut banned: Vec<(&Strikes, u64)> = banned.collect();
+    }
     // A ban that grows goes up a level only if no longer ban is in place.
     let grows = |ban: &Ban| ban.times_ms().len() > 1;
     banned.sort_by_key(|(it, _)| Reverse((grows(&it.ban), it.until())));
     if banned.is_empty() {
         return;
     }
-    let bans = banned.iter().zip(1..).map(|((strikes, _), place)| {
-        let until = Until::At(strikes.until());
-        let mut request = BlockRequest::ban(until, &strikes.policy, &strikes.rule);
+    let bans = banned.iter().zip(1..).map(|((struck, _), place)| {
+        let until = Until::At(struck.until());
+        let mut request = BlockRequest::ban(until, &struck.policy, &struck.rule);
         request.keeps_strikes = place < banned.len(); // the bans after it need them too
         Operation::Ban {
             key: key.clone(),
-            strikes: strikes.ban.strikes(),
+            strikes: struck.ban.strikes(),
             request,
         }
     });
@@ -236,7 +227,7 @@ async fn count(caller: &Caller, refusals: &Refusals, key: Key, strikes: Vec<Stri
         true => next,
         false => known,
     });
-    if let Some(((Strikes { policy, .. }, now_ms), block)) = made {
+    if let Some(((Struck { policy, .. }, now_ms), block)) = made {
         let left = |until_ms: u64| Duration::from_millis(until_ms.saturating_sub(*now_ms));
         refusals.note_made(&key, block, block.until_ms().map(left), now);
         caller.events.report(|| Event::Ban { policy, block });
@@ -245,26 +236,35 @@ async fn count(caller: &Caller, refusals: &Refusals, key: Key, strikes: Vec<Stri
 
 /// Skips the breaker: strikes follow from denials, so the store has just answered.
 async fn call(caller: &Caller, operations: Vec<Operation>) -> Vec<Option<Reply>> {
-    let replies = within(caller.timeout(), caller.store.call(operations)).await;
+    let replies = within(caller.timeout, caller.store.call(operations)).await;
     let replies = replies.and_then(Result::ok).unwrap_or_default();
     replies.into_iter().map(Result::ok).collect()
 }
 
 impl Strikes {
-    /// Charges this many strikes, at most the limit: more would change nothing.
-    fn check(&self, key: &Key, count: u64) -> Operation {
-        let strikes = self.ban.strikes();
-        let count = count.min(strikes.limit());
+    /// Charges this many strikes, at most as many as the ban with most, so that they reach each: more would change
+    /// nothing.
+    fn check(&self, key: &Key) -> Operation {
+        let strikes = self.bans[0].ban.strikes();
+        let count = self.count.min(strikes.limit());
         let charge = Charge::new(&Policy::of_strikes(strikes), key.clone(), count);
         Operation::Check(Check::counting([charge]))
     }
+}
 
-    /// Whether the limit is reached. The policy of strikes holds twice the limit, so that reaching the limit still
+impl Struck {
+    /// Bans over the same key and window share one counter in the store.
+    fn counter(&self) -> Spec {
+        Spec::of(&self.ban.strikes())
+    }
+
+    /// Whether the limit is reached. The policy of strikes holds twice the greatest limit, so that reaching a limit still
     /// fits.
-    fn reach_limit(&self, charged: &Decision) -> bool {
+    fn is_reached(&self, charged: &Decision) -> bool {
         let limit = self.ban.strikes().limit();
+        let used = |rule: &RuleUsage| rule.rule().limit() - rule.remaining();
         match charged {
-            Decision::Allowed(usage) => usage.rules().any(|rule| rule.remaining() <= limit),
+            Decision::Allowed(usage) => usage.rules().any(|rule| used(rule) >= limit),
             Decision::Denied(_) => true,
             Decision::Blocked(_) => false,
         }
