@@ -9,18 +9,21 @@ use std::{
     hash::{BuildHasher, RandomState},
     mem,
     sync::{
-        Mutex, MutexGuard, PoisonError,
+        Mutex,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
 };
 
-use crate::domain::{
-    charge::Charge,
-    decision::Decision,
-    denials::SPAN_OF_MINUTE_MS,
-    key::Key,
-    policy::Policy,
-    report::{Account, Label, Report, Span, longest},
+use crate::{
+    domain::{
+        charge::Charge,
+        decision::Decision,
+        denials::SPAN_OF_MINUTE_MS,
+        key::Key,
+        policy::Policy,
+        report::{Account, Label, Report, Span, longest},
+    },
+    lock::lock,
 };
 
 /// How many tallies there are in one second. Units of further accounts are not counted.
@@ -52,13 +55,19 @@ struct Tally {
     account: Account,
     at_ms: u64,
     latest_ms: u64,
-    /// The [mark] of each label, so that most searches look at no label.
-    marks: Vec<u32>,
-    labels: Vec<(Label, i64)>,
+    labels: Vec<Labelled>,
     /// The units of the labels that were replaced.
     others: i64,
     /// The place after the label that was replaced last.
     next: usize,
+}
+
+/// The units of a label.
+struct Labelled {
+    /// The [mark] of its key, so that most searches look at no key.
+    mark: u32,
+    label: Label,
+    units: i64,
 }
 
 impl Counts {
@@ -114,7 +123,7 @@ impl Counts {
         label: (Option<&Policy>, &Key),
         units: i64,
     ) {
-        let mut tallies = self.tallies();
+        let mut tallies = lock(&self.tallies);
         let most = if id.0 == 0 {
             MAX_TALLIES
         } else {
@@ -132,7 +141,7 @@ impl Counts {
 
     /// Takes the counts of some accounts.
     pub(super) fn take(&self, is_asked: impl Fn(&Account) -> bool) -> Vec<Report> {
-        let mut tallies = self.tallies();
+        let mut tallies = lock(&self.tallies);
         let all = mem::take(&mut *tallies).into_iter();
         let (asked, others): (BTreeMap<TallyId, Tally>, _) =
             all.partition(|(_, tally)| is_asked(&tally.account));
@@ -143,21 +152,17 @@ impl Counts {
 
     /// Whether there is something to report.
     pub(super) fn has_news(&self) -> bool {
-        !self.tallies().is_empty()
+        !lock(&self.tallies).is_empty()
     }
 
     /// Whether half of the room for denials is used.
     pub(super) fn fills_up(&self) -> bool {
-        self.tallies().len() >= OF_DENIALS / 2
+        lock(&self.tallies).len() >= OF_DENIALS / 2
     }
 
     /// Notes that the store keeps no denials.
     pub(super) fn switch_denials_off(&self) {
         self.denials_are_off.store(true, Relaxed);
-    }
-
-    fn tallies(&self) -> MutexGuard<'_, BTreeMap<TallyId, Tally>> {
-        self.tallies.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -167,7 +172,6 @@ impl Tally {
             account,
             at_ms,
             latest_ms: 0,
-            marks: Vec::new(),
             labels: Vec::new(),
             others: 0,
             next: 0,
@@ -176,42 +180,32 @@ impl Tally {
 
     fn add(&mut self, (policy, key): (Option<&Policy>, &Key), units: i64) {
         let mark = mark(key);
-        if let Some(place) = self.place(mark, policy, key) {
-            let known = &mut self.labels[place].1;
-            *known = known.saturating_add(units);
+        let name = policy.map(Policy::name);
+        let of_policy = |label: &Label| label.policy.as_ref().map(Policy::name) == name;
+        let mut known = self.labels.iter_mut();
+        let is_same =
+            |it: &&mut Labelled| it.mark == mark && it.label.key == *key && of_policy(&it.label);
+        if let Some(known) = known.find(is_same) {
+            known.units = known.units.saturating_add(units);
             return;
         }
         let (policy, key) = (policy.cloned(), key.clone());
-        let new = (Label { policy, key }, units);
+        let label = Label { policy, key };
+        let new = Labelled { mark, label, units };
         if self.labels.len() < MAX_LABELS {
-            self.marks.push(mark);
             self.labels.push(new);
             return;
         }
         let place = self.smallest();
-        self.marks[place] = mark;
-        let (_, replaced) = mem::replace(&mut self.labels[place], new);
-        self.others = self.others.saturating_add(replaced);
+        let replaced = mem::replace(&mut self.labels[place], new);
+        self.others = self.others.saturating_add(replaced.units);
         self.next = place + 1;
-    }
-
-    fn place(&self, mark: u32, policy: Option<&Policy>, key: &Key) -> Option<usize> {
-        // Without an early end, the processor compares several at a time.
-        let is_marked = |found, other: &u32| found | (*other == mark);
-        if !self.marks.iter().fold(false, is_marked) {
-            return None;
-        }
-        let name = policy.map(Policy::name);
-        let mut places = self.marks.iter().zip(&self.labels);
-        places.position(|(other, (label, _))| {
-            *other == mark && label.key == *key && label.policy.as_ref().map(Policy::name) == name
-        })
     }
 
     /// The place of the label with the fewest units. Among equals, the next in turn is replaced, so that a new label
     /// has time to grow.
     fn smallest(&self) -> usize {
-        let size = |place: &usize| self.labels[*place].1.unsigned_abs();
+        let size = |place: &usize| self.labels[*place].units.unsigned_abs();
         let places = (self.next..MAX_LABELS).chain(0..self.next);
         // Mostly there is one with the least.
         let least = places.clone().find(|place| size(place) <= 1);
@@ -219,7 +213,7 @@ impl Tally {
     }
 
     fn into_report(self) -> Report {
-        let units = self.labels.into_iter();
+        let units = self.labels.into_iter().map(|it| (it.label, it.units));
         Report {
             account: self.account,
             at_ms: self.at_ms,

@@ -11,7 +11,7 @@ use std::{
     collections::HashMap,
     mem,
     sync::{
-        Mutex, MutexGuard, PoisonError,
+        Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
@@ -25,11 +25,12 @@ use crate::{
         check::Check,
         error::{StoreError, StoreErrorKind},
         marks::{LOOKED_AT, next_number},
-        operation::{Operation, Reply, answer_of},
+        operation::{Operation, answer_of},
         policy::Policy,
         published::{PublishedPolicy, default_label, plain_label},
     },
     limiter::jitter,
+    lock::lock,
     store::{Store, TIMED_OUT},
     timer::within,
     warning::{self, Quiet},
@@ -89,10 +90,6 @@ struct Noted {
 }
 
 impl Known {
-    fn has_room_for(&self, policy: &Policy) -> bool {
-        self.policies.len() < MAX_POLICIES || self.policies.contains_key(policy)
-    }
-
     /// Notes that a policy is used, with a key of this kind, and returns the mark with which it has to be noted no more until
     /// the next publication, if there is one. A new policy or kind is due for publication soon.
     fn add(
@@ -123,16 +120,12 @@ impl Known {
         (noted.uses >= NOTED).then_some(number)
     }
 
-    /// Publishes again: the server may have lost the policies. One that was not in the last publication is new at its next
-    /// use.
-    fn repeat(&mut self) {
-        self.due_in = 0;
-        for noted in self.policies.values_mut() {
-            match noted.is_sent {
-                true => noted.uses = noted.uses.max(1),
-                false if noted.uses == 0 => noted.published = None,
-                false => {}
-            }
+    /// Publishes the policies of the last publication again, in at most so many seconds.
+    fn repeat(&mut self, due_in: u64) {
+        self.due_in = self.due_in.min(due_in);
+        let last = self.policies.values_mut();
+        for noted in last.filter(|it| it.is_sent || it.is_over) {
+            noted.uses = noted.uses.max(1);
         }
     }
 
@@ -167,18 +160,18 @@ impl Publisher {
                 reconnects: None,
             }),
             failures: Quiet::default(),
-            is_off: AtomicBool::new(!is_published_by(store)),
+            is_off: AtomicBool::new(is_unpublished_by(store)),
         }
     }
 
     /// Switches publications on or off. All policies are then noted again.
     pub(super) fn switch(&self, on: bool, store: &dyn Store) {
-        self.is_off.store(!(on && is_published_by(store)), Relaxed);
+        self.is_off.store(!on || is_unpublished_by(store), Relaxed);
         self.number.store(next_number(), Relaxed);
     }
 
     pub(super) fn set_label(&self, label: Option<&str>) {
-        self.lock().label = Some(label.map(Into::into));
+        lock(&self.known).label = Some(label.map(Into::into));
     }
 
     /// The number that marks the policies that this limiter has seen.
@@ -188,7 +181,7 @@ impl Publisher {
 
     /// The policies that were charged, also those that are not published, and whether these are all.
     pub(super) fn all_known(&self) -> (Vec<Policy>, bool) {
-        let known = self.lock();
+        let known = lock(&self.known);
         (known.policies.keys().cloned().collect(), !known.lacks_some)
     }
 
@@ -206,7 +199,7 @@ impl Publisher {
             if charge.seen_by() == number || charge.is_look() {
                 continue;
             }
-            if !known.has_room_for(policy) {
+            if known.policies.len() >= MAX_POLICIES && !known.policies.contains_key(policy) {
                 let mut others = known.policies.keys();
                 known.lacks_some |= others.all(|other| other.name() != policy.name());
                 policy.mark_seen_by(number);
@@ -224,31 +217,32 @@ impl Publisher {
         is_added
     }
 
-    fn lock(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Publishes if that is due, and returns whether some policy is still to be published.
     pub(super) async fn second_passed(&self, store: &dyn Store) -> bool {
-        if self.is_due(reconnects(store)) {
+        if self.is_due(reconnects(store).and_then(Result::ok)) {
             let _ = self.publish(store).await;
         }
         self.has_news()
     }
 
     fn is_due(&self, reconnects: Option<u64>) -> bool {
-        let mut known = self.lock();
+        let mut known = lock(&self.known);
         known.due_in = known.due_in.saturating_sub(1);
         if known.reconnects.is_some() && reconnects.is_some_and(|it| known.reconnects != Some(it)) {
             known.reconnects = reconnects;
-            known.repeat();
+            known.repeat(0); // the server may have lost the policies
         }
         known.due_in == 0
     }
 
     /// Whether a policy was used since the last publication.
     pub(super) fn has_news(&self) -> bool {
-        let is_used = || self.lock().policies.values().any(|noted| noted.uses > 0);
+        let is_used = || {
+            lock(&self.known)
+                .policies
+                .values()
+                .any(|noted| noted.uses > 0)
+        };
         !self.is_off.load(Relaxed) && is_used()
     }
 
@@ -279,7 +273,7 @@ impl Publisher {
     /// Begins a publication of the policies that were used since the last, and of those that a reload has replaced. The next
     /// request under each policy notes it again.
     fn begin(&self) -> Vec<PublishedPolicy> {
-        let mut known = self.lock();
+        let mut known = lock(&self.known);
         known.due_in = jitter::around(REFRESH).as_secs();
         let replaced = known.replaced();
         let mut used = Vec::new();
@@ -303,37 +297,28 @@ impl Publisher {
     /// Notes how often the store had connected again, if the publication has succeeded. Otherwise publishes the same
     /// policies again, in twice as long as after the failure before, but no longer than usual.
     fn end(&self, published: Option<u64>) {
-        let mut known = self.lock();
+        let mut known = lock(&self.known);
         if published.is_some() {
             (known.retry_in, known.reconnects) = (RETRY, published);
             known.policies.retain(|_, noted| !noted.is_over);
             return;
         }
-        let failed = known.policies.values_mut();
-        for noted in failed.filter(|it| it.is_sent || it.is_over) {
-            noted.uses = noted.uses.max(1);
-        }
-        known.due_in = known.due_in.min(known.retry_in);
+        let retry_in = known.retry_in;
+        known.repeat(retry_in);
         known.retry_in = (known.retry_in * 2).min(REFRESH.as_secs());
     }
 }
 
-/// The answer of a store about publications, if the store gives one at once.
-fn asked_at_once(store: &dyn Store) -> Option<Result<Reply, StoreError>> {
+/// How often a store has connected again, if the store answers at once.
+fn reconnects(store: &dyn Store) -> Option<Result<u64, StoreError>> {
     let answer = store.execute(Operation::Publish(Vec::new()));
-    answer.into_ready().ok()
+    answer.read(answer_of!(Publish)).into_ready().ok()
 }
 
-/// Whether a store publishes policies, as far as it says so at once.
-fn is_published_by(store: &dyn Store) -> bool {
-    let refusal = asked_at_once(store).and_then(Result::err);
-    refusal.is_none_or(|error| error.kind() != StoreErrorKind::InvalidRequest)
-}
-
-/// How often a store has connected again, as far as it says so at once.
-fn reconnects(store: &dyn Store) -> Option<u64> {
-    let answer = asked_at_once(store);
-    answer.and_then(Result::ok).and_then(answer_of!(Publish))
+/// Whether a store publishes no policies, as far as it says so at once.
+fn is_unpublished_by(store: &dyn Store) -> bool {
+    let refusal = reconnects(store).and_then(Result::err);
+    refusal.is_some_and(|error| error.kind() == StoreErrorKind::InvalidRequest)
 }
 
 #[cfg(test)]
@@ -345,7 +330,7 @@ mod tests {
     use super::*;
     use crate::{
         domain::{decision::Decision, key::Key, wanted::UNSEEN},
-        store::StoreFuture,
+        store::{Reply, StoreFuture},
     };
 
     /// Says nothing at once.

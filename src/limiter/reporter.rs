@@ -63,11 +63,15 @@ impl Reports {
     /// Reports what is left, in the background, when the last limiter is dropped.
     pub(super) fn flush_rest(self: &Arc<Self>) {
         if self.counts.has_news() {
-            let reports = Arc::clone(self);
-            self.background.spawn(async move {
-                reports.flush().await;
-            });
+            self.flush_now();
         }
+    }
+
+    fn flush_now(self: &Arc<Self>) {
+        let reports = Arc::clone(self);
+        self.background.finish(async move {
+            reports.flush().await;
+        });
     }
 
     /// Counts the final outcome of a request for the list of denials.
@@ -81,10 +85,7 @@ impl Reports {
         if !self.store.is_private() {
             self.ensure_running();
         } else if self.counts.fills_up() {
-            let reports = Arc::clone(self);
-            self.background.finish(async move {
-                reports.flush().await;
-            });
+            self.flush_now();
         }
     }
 
@@ -125,14 +126,9 @@ impl Reports {
     pub(super) fn ensure_running(self: &Arc<Self>) {
         // Pairs with the fence of an ending task: either this thread sees the end, or the task sees the counts.
         fence(SeqCst);
-        if self.task.available_permits() > 0 {
-            self.spawn();
-        }
-    }
-
-    #[cold]
-    fn spawn(self: &Arc<Self>) {
-        if let Ok(task) = Arc::clone(&self.task).try_acquire_owned() {
+        if self.task.available_permits() > 0
+            && let Ok(task) = Arc::clone(&self.task).try_acquire_owned()
+        {
             self.background.spawn(run(Arc::downgrade(self), task));
         }
     }
@@ -189,10 +185,6 @@ impl Reports {
         }
         self.losses.note(result, warning::reports_lost);
     }
-
-    fn has_news(&self) -> bool {
-        self.counts.has_news() || self.policies.has_news()
-    }
 }
 
 /// Reports once a second until the limiter is dropped or idle.
@@ -209,7 +201,7 @@ async fn run(reports: Weak<Reports>, task: OwnedSemaphorePermit) {
         drop(task);
         // A thread that counted just before may still have seen a running task, and so started none.
         fence(SeqCst);
-        if reports.has_news() {
+        if reports.counts.has_news() || reports.policies.has_news() {
             reports.ensure_running();
         }
         return;
