@@ -5,7 +5,7 @@ use std::{
     borrow::Cow,
     iter,
     sync::{
-        Arc, Mutex, Once, OnceLock, PoisonError, Weak,
+        Arc, Mutex, Once, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
 };
@@ -19,6 +19,7 @@ use crate::{
         rule::MAX_UNITS,
         similar::most_similar,
     },
+    lock::lock,
     warning,
 };
 
@@ -62,7 +63,7 @@ pub struct CostMeter {
 /// Counts what a request costs under one policy: see [`CostMeter::under`]. Clones count together.
 #[derive(Clone, Debug)]
 pub struct PolicyMeter {
-    reading: Arc<Reading>,
+    metered: Arc<Metered>,
     _check: Option<Arc<Guard>>,
 }
 
@@ -72,12 +73,12 @@ pub(crate) type Guard = dyn Any + Send + Sync;
 impl CostMeter {
     /// Adds units to the reading, which begins at 0, whatever the request was charged. The reading is at most 2^53 − 1.
     pub fn add(&self, units: u64) {
-        self.readings.0.of_all.add(units);
+        self.readings.of_all.add(units);
     }
 
     /// Replaces the reading, at most 2^53 − 1.
     pub fn set(&self, units: u64) {
-        self.readings.0.of_all.set(units);
+        self.readings.of_all.set(units);
     }
 
     /// Returns the reading; `None` if nothing was metered.
@@ -107,7 +108,7 @@ impl CostMeter {
     #[must_use]
     pub fn under(&self, policy: impl Into<Cow<'static, str>>) -> PolicyMeter {
         PolicyMeter {
-            reading: self.readings.under(policy.into()),
+            metered: self.readings.under(policy.into()),
             _check: self.check.clone(),
         }
     }
@@ -132,18 +133,18 @@ impl CostMeter {
 impl PolicyMeter {
     /// Adds units to the reading, which begins at 0, whatever the request was charged. The reading is at most 2^53 − 1.
     pub fn add(&self, units: u64) {
-        self.reading.add(units);
+        self.metered.add(units);
     }
 
     /// Replaces the reading, at most 2^53 − 1.
     pub fn set(&self, units: u64) {
-        self.reading.set(units);
+        self.metered.set(units);
     }
 
     /// Returns the reading; `None` if nothing was metered under this policy.
     #[must_use]
     pub fn units(&self) -> Option<u64> {
-        self.reading.units()
+        self.metered.units()
     }
 }
 
@@ -237,24 +238,21 @@ const MAX_NAMED: usize = 256;
 
 /// The metered units and 1; 0 if nothing was metered.
 #[derive(Debug, Default)]
-struct Reading(AtomicU64);
+struct Metered(AtomicU64);
 
-/// The readings of a request, which all of its meters and layers share.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Readings(Arc<Shared>);
+/// What was metered for a request, which all of its meters and layers share.
+pub(crate) type Readings = Arc<MeteredUnits>;
 
 #[derive(Debug, Default)]
-struct Shared {
-    of_all: Reading,
-    /// Made when the first policy is named: most requests name none.
-    named: OnceLock<Mutex<Vec<Named>>>,
-    /// Whether several layers settle these readings, so that none knows all policies.
+pub(crate) struct MeteredUnits {
+    of_all: Metered,
+    /// By the names of policies.
+    named: Mutex<Vec<(Cow<'static, str>, Arc<Metered>)>>,
+    /// Whether several layers settle this, so that none knows all policies.
     is_nested: AtomicBool,
 }
 
-type Named = (Cow<'static, str>, Arc<Reading>);
-
-impl Reading {
+impl Metered {
     fn add(&self, units: u64) {
         let add = |reading: u64| Some(reading.max(1).saturating_add(units).min(MAX_UNITS + 1));
         // It never fails, since `add` always returns a number.
@@ -271,55 +269,48 @@ impl Reading {
     }
 }
 
-impl Readings {
+impl MeteredUnits {
     /// The units that were metered under all policies; `None` if none were.
     pub(crate) fn units(&self) -> Option<u64> {
-        self.0.of_all.units()
+        self.of_all.units()
     }
 
-    /// The reading under the policy of this name, which begins when it is first asked for.
-    fn under(&self, policy: Cow<'static, str>) -> Arc<Reading> {
-        let named = self.0.named.get_or_init(Mutex::default);
-        let mut named = named.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, reading)) = named.iter().find(|(name, _)| *name == policy) {
-            return Arc::clone(reading);
+    /// The meter of the policy of this name, which begins when it is first asked for.
+    fn under(&self, policy: Cow<'static, str>) -> Arc<Metered> {
+        let mut named = lock(&self.named);
+        if let Some((_, metered)) = named.iter().find(|(name, _)| *name == policy) {
+            return Arc::clone(metered);
         }
-        let reading = Arc::<Reading>::default();
+        let metered = Arc::<Metered>::default();
         if named.len() < MAX_NAMED {
-            named.push((policy, Arc::clone(&reading)));
+            named.push((policy, Arc::clone(&metered)));
         }
-        reading
+        metered
     }
 
     /// The units that were metered under this very policy; `None` if none were.
     pub(crate) fn units_under(&self, policy: &str) -> Option<u64> {
-        let named = self.0.named.get()?.lock();
-        let named = named.unwrap_or_else(PoisonError::into_inner);
-        let (_, reading) = named.iter().find(|(name, _)| name == policy)?;
-        reading.units()
+        let named = lock(&self.named);
+        let (_, metered) = named.iter().find(|(name, _)| name == policy)?;
+        metered.units()
     }
 
     /// The names under which something was metered, and under which the check was not charged. With several layers none
     /// can know these.
     pub(crate) fn uncharged(&self, usage: &Usage) -> Vec<Cow<'static, str>> {
-        let Some(named) = self
-            .0
-            .named
-            .get()
-            .filter(|_| !self.0.is_nested.load(Relaxed))
-        else {
+        if self.is_nested.load(Relaxed) {
             return Vec::new();
-        };
-        let named = named.lock().unwrap_or_else(PoisonError::into_inner);
+        }
+        let named = lock(&self.named);
         let is_charged = |name: &str| charged(usage).any(|policy| policy.name() == name);
         let metered = named.iter().filter(|(_, it)| it.units().is_some());
         let names = metered.map(|(name, _)| name);
         names.filter(|name| !is_charged(name)).cloned().collect()
     }
 
-    /// Notes that another layer settles these readings, too.
+    /// Notes that another layer settles this, too.
     pub(crate) fn nest(&self) {
-        self.0.is_nested.store(true, Relaxed);
+        self.is_nested.store(true, Relaxed);
     }
 }
 
