@@ -30,9 +30,7 @@ impl Entry {
     pub(super) fn sections(&self) -> &[Section] {
         &self.sections
     }
-}
 
-impl Entry {
     pub(super) const fn new() -> Self {
         Self {
             sections: SmallVec::new_const(),
@@ -84,13 +82,6 @@ impl Entry {
             fitting += 1;
         }
         fitting
-    }
-
-    /// Takes the slots of a charge.
-    pub(super) fn take_slots(&mut self, charge: &Charge, now_ms: u64, counts: &mut [Count]) {
-        self.change_slots(charge.policy(), now_ms, counts, |slots| {
-            slots.take(now_ms, charge.slots());
-        });
     }
 
     /// Changes the slots under a concurrency policy, and counts again.

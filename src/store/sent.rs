@@ -36,10 +36,7 @@ impl Sent {
     /// do not send it.
     pub(crate) fn begin(&self) -> bool {
         match self {
-            Self::One(state) => {
-                let sent = state.compare_exchange(QUEUED, SENT, AcqRel, Acquire);
-                sent.is_ok() || sent == Err(SENT)
-            }
+            Self::One(state) => becomes(state, SENT),
             Self::All(each) => each.iter().all(Self::begin),
         }
     }
@@ -49,14 +46,17 @@ impl Sent {
     /// Notes that the caller leaves. Returns whether the operation is never sent; of several operations, none.
     pub(crate) fn leave(&self) -> bool {
         match self {
-            Self::One(state) => {
-                let left = state.compare_exchange(QUEUED, LEFT, AcqRel, Acquire);
-                left.is_ok() || left == Err(LEFT)
-            }
+            Self::One(state) => becomes(state, LEFT),
             // Every one leaves, whatever the others did.
             Self::All(each) => each.iter().filter(|one| !one.leave()).count() == 0,
         }
     }
+}
+
+/// Whether the operation was in the queue, or is already what it becomes.
+fn becomes(state: &AtomicU8, next: u8) -> bool {
+    let last = state.compare_exchange(QUEUED, next, AcqRel, Acquire);
+    last.is_ok() || last == Err(next)
 }
 
 #[cfg(all(test, feature = "redis"))]

@@ -125,13 +125,6 @@ impl SlotSet {
         }
     }
 
-    /// Forgets these slots.
-    pub(crate) fn give_back(&mut self, ids: &[SlotId]) {
-        for id in ids {
-            self.forget(*id);
-        }
-    }
-
     fn expiry_ms(&self, id: SlotId) -> Option<u64> {
         match &self.expiries {
             Some(known) => known.0.get(&id).copied(),
@@ -146,7 +139,8 @@ impl SlotSet {
         }
     }
 
-    fn forget(&mut self, id: SlotId) {
+    /// Forgets this slot, if it is held.
+    pub(crate) fn forget(&mut self, id: SlotId) {
         if let Some(expiry_ms) = self.expiry_ms(id)
             && let Ok(place) = self.slots.binary_search(&(expiry_ms, id))
         {

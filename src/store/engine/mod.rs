@@ -183,8 +183,14 @@ pub(super) fn execute(
             decisions.map(Reply::CheckBatch)
         }
         Operation::Settle(settlement) => settle(settlement, cells).map(Reply::Settle),
-        Operation::Renew(slots) => renew(slots, cells).map(Reply::Renew),
-        Operation::Return(slots) => give_back(slots, cells).map(Reply::Return),
+        Operation::Renew(slots) => {
+            let renew = |set: &mut SlotSet, now_ms, id| set.renew(now_ms, id);
+            change_slots(slots, cells, renew).map(Reply::Renew)
+        }
+        Operation::Return(slots) => {
+            let give_back = |set: &mut SlotSet, _, id| set.forget(id);
+            change_slots(slots, cells, give_back).map(Reply::Return)
+        }
         Operation::Reset { policy, key } => {
             cells.forget(policy, key);
             Ok(Reply::Reset)
@@ -361,7 +367,8 @@ impl<'a> Part<'a> {
                         return entry.charge(policy, units, now_ms, counts);
                     }
                     for charge in checks.charges(cell).take(times.into()) {
-                        entry.take_slots(charge, now_ms, counts);
+                        let take = |set: &mut SlotSet| set.take(now_ms, charge.slots());
+                        entry.change_slots(policy, now_ms, counts, take);
                     }
                 })?;
             }
@@ -403,25 +410,11 @@ fn settle(settlement: &Settlement, cells: &mut impl Cells) -> Result<Usage, Stor
     Usage::settled(check, cells.now_ms(), &counts)
 }
 
-/// Holds the slots that are held for longer.
-fn renew(slots: &Slots, cells: &mut impl Cells) -> Result<HeldSlots, StoreError> {
-    change_slots(slots, cells, |set, now_ms, ids| {
-        for id in ids {
-            set.renew(now_ms, *id);
-        }
-    })
-}
-
-/// Forgets the slots.
-fn give_back(slots: &Slots, cells: &mut impl Cells) -> Result<HeldSlots, StoreError> {
-    change_slots(slots, cells, |set, _, ids| set.give_back(ids))
-}
-
 /// Changes slots, if any of these is held.
 fn change_slots(
     slots: &Slots,
     cells: &mut impl Cells,
-    change: impl FnOnce(&mut SlotSet, u64, &[SlotId]),
+    change: impl Fn(&mut SlotSet, u64, SlotId),
 ) -> Result<HeldSlots, StoreError> {
     let (charge, mut counts) = (slots.charge(), counts(slots.check().charges()));
     let held = within(cells, slots.check().charges(), |cells| {
@@ -435,7 +428,7 @@ fn change_slots(
             let rules = policy.rules().iter().copied();
             cells.write(0, rules, &mut counts, |entry, counts| {
                 entry.change_slots(policy, now_ms, counts, |set| {
-                    change(set, now_ms, slots.ids())
+                    slots.ids().iter().for_each(|id| change(set, now_ms, *id));
                 });
             })?;
         }

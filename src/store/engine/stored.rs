@@ -78,8 +78,10 @@ impl Counts {
 
     /// Reads the counts of a key; `None` for a value of another form.
     pub(in crate::store) fn read(value: &[u8]) -> Option<Self> {
-        let (form, sections) = value.split_last()?;
-        (*form == FORM).then(|| read(sections))?
+        match value.split_last()? {
+            (&FORM, sections) => read(sections),
+            _ => None,
+        }
     }
 
     /// The value after a change, and when it expires; `None` if nothing counts.
@@ -119,7 +121,8 @@ fn read(bytes: &[u8]) -> Option<Counts> {
     let [_mark, _since, _due, _others] = [(); 4].map(|()| number(&mut front, 6));
     let expires_ms = number(&mut front, 6)?;
     let first = [number(&mut front, 6)?, number(&mut front, 7)?];
-    let used = numbers(&mut front, count, 7)?;
+    let used = (0..count).map(|_| number(&mut front, 7));
+    let used = used.collect::<Option<Vec<_>>>()?;
     let mut bodies = front;
     let (mut sections, mut unknown) = (Vec::with_capacity(count), Vec::new());
     for (place, used) in used.into_iter().enumerate() {
@@ -287,10 +290,6 @@ const fn wrap(size: usize) -> Option<u64> {
 /// How far a number is ahead of an origin.
 const fn modulo(number: u64, origin: u64, wrap: u64) -> u64 {
     number.wrapping_sub(origin) % wrap
-}
-
-fn numbers(bytes: &mut &[u8], count: usize, size: usize) -> Option<Vec<u64>> {
-    (0..count).map(|_| number(bytes, size)).collect()
 }
 
 #[cfg(test)]
