@@ -18,7 +18,7 @@
 use std::{
     mem,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex,
         atomic::{
             AtomicU32, AtomicU64,
             Ordering::{Acquire, Relaxed, Release},
@@ -34,7 +34,8 @@ use crate::{
         error::{StoreError, StoreErrorKind},
         rule::micros,
     },
-    limiter::jitter,
+    limiter::{FOR_EVER, jitter},
+    lock::lock,
     observe::{Event, Observer},
 };
 
@@ -140,7 +141,7 @@ impl Breaker {
         {
             return;
         }
-        self.probe_at.store(self.after(self.until_probe()), Relaxed);
+        self.probe_at.store(self.after(self.retry_pause()), Relaxed);
         if self.switch(switches, observer.clone()).is_some()
             && let Some(observer) = observer
         {
@@ -154,20 +155,24 @@ impl Breaker {
         let to = from.wrapping_add(1);
         self.failures.store(0, Relaxed);
         // Lock first: the caller that closes the breaker must find the observer that the opening caller stored.
-        let mut last = self.observer.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = lock(&self.observer);
         let switched = self.switches.compare_exchange(from, to, Release, Relaxed);
         switched.ok().map(|_| mem::replace(&mut *last, observer))
     }
 
     #[cold]
     fn takes_probe(&self) -> bool {
-        self.is_due(&self.probe_at, || self.until_probe())
+        self.is_due(&self.probe_at, || self.retry_pause())
     }
 
     /// A random time between half and one and a half intervals, so that replicas which lost the store together do not
-    /// probe together.
-    fn until_probe(&self) -> Duration {
-        self.interval / 2 + jitter::random_up_to(self.interval)
+    /// return together.
+    pub(super) fn retry_pause(&self) -> Duration {
+        let interval = match self.interval {
+            Duration::ZERO => DEFAULT_INTERVAL,
+            interval => interval.min(FOR_EVER),
+        };
+        interval / 2 + jitter::random_up_to(interval)
     }
 
     /// Whether the time of `at` has come. Only one of the concurrent callers is the first to ask: then the next time is

@@ -12,8 +12,7 @@ use tokio::time::Instant;
 use super::{
     breaker::{Breaker, DEFAULT_INTERVAL, Permit},
     events::Events,
-    jitter,
-    timeout::{DEFAULT_TIMEOUT, FOR_EVER},
+    timeout::DEFAULT_TIMEOUT,
 };
 use crate::{
     background::is_first_look,
@@ -34,7 +33,8 @@ use crate::{
 pub(super) struct Caller {
     pub(super) store: Arc<dyn Store>,
     pub(super) breaker: Arc<Breaker>,
-    timeout: Duration,
+    /// At most [`FOR_EVER`](super::FOR_EVER).
+    pub(super) timeout: Duration,
     pub(super) events: Events,
 }
 
@@ -93,14 +93,6 @@ impl Caller {
             timeout: DEFAULT_TIMEOUT,
             events: Events::default(),
         }
-    }
-
-    pub(super) const fn timeout(&self) -> Duration {
-        self.timeout
-    }
-
-    pub(super) fn set_timeout(&mut self, timeout: Duration) {
-        self.timeout = timeout.min(FOR_EVER);
     }
 
     /// Calls the store if the breaker permits it.
@@ -180,17 +172,6 @@ impl Caller {
         result
     }
 
-    /// From half to one and a half of the breaker's interval, at random, so that the callers of several processes do
-    /// not return to a store together.
-    pub(super) fn retry_pause(&self) -> Duration {
-        let interval = match self.breaker.interval() {
-            Duration::ZERO => DEFAULT_INTERVAL,
-            interval => interval,
-        };
-        let interval = interval.min(FOR_EVER);
-        interval / 2 + jitter::random_up_to(interval)
-    }
-
     fn start(&self) -> Option<Instant> {
         self.events.is_observed().then(Instant::now)
     }
@@ -204,10 +185,7 @@ impl Caller {
     ) -> Option<Timing> {
         let spares_call = result.as_ref().is_ok_and(T::spares_call);
         if let Some(permit) = permit.filter(|_| !spares_call) {
-            let error = match result {
-                Ok(answer) => answer.failure(),
-                Err(error) => Some(error),
-            };
+            let error = result.as_ref().err();
             self.breaker
                 .note(permit, error, self.timeout, &self.events.0);
         }
@@ -220,11 +198,6 @@ pub(super) trait StoreAnswer: Send + 'static {
     /// Whether the answer came without calling the store, and so says nothing about the store's health.
     fn spares_call(&self) -> bool {
         false
-    }
-
-    /// The failure that all parts of the answer are, so that the breaker counts one.
-    fn failure(&self) -> Option<&StoreError> {
-        None
     }
 }
 
@@ -239,12 +212,7 @@ impl StoreAnswer for Block {}
 impl StoreAnswer for Vec<Ranking> {}
 impl StoreAnswer for HeldSlots {}
 
-impl<T: Send + 'static> StoreAnswer for Vec<Result<T, StoreError>> {
-    fn failure(&self) -> Option<&StoreError> {
-        let first = self.first()?.as_ref().err();
-        first.filter(|_| self.iter().all(Result::is_err))
-    }
-}
+impl<T: Send + 'static> StoreAnswer for Vec<Result<T, StoreError>> {}
 
 impl<T> Call<T> {
     /// Leaves the call.

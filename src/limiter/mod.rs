@@ -119,17 +119,6 @@ impl Drop for Jobs {
     }
 }
 
-impl Inner {
-    /// The bits of [`wanted`](crate::domain::wanted) that the settings set.
-    fn wanted(&self) -> u8 {
-        let is_observed = self.caller.events.is_observed();
-        let bit = |bit, is_set| if is_set { bit } else { 0 };
-        bit(OBSERVER, is_observed)
-            | bit(NOTICES, is_observed && self.notice_percent < NO_PERCENT)
-            | bit(COUNTS, self.counts_denials)
-    }
-}
-
 impl Limiter {
     /// Creates a limiter over `store`.
     pub fn new(store: impl Store) -> Self {
@@ -167,7 +156,11 @@ impl Limiter {
     fn change(mut self, change: impl FnOnce(&mut Inner)) -> Self {
         let inner = Arc::make_mut(&mut self.inner);
         change(inner);
-        inner.wanted = inner.wanted();
+        let is_observed = inner.caller.events.is_observed();
+        let bit = |bit, is_set| if is_set { bit } else { 0 };
+        inner.wanted = bit(OBSERVER, is_observed)
+            | bit(NOTICES, is_observed && inner.notice_percent < NO_PERCENT)
+            | bit(COUNTS, inner.counts_denials);
         self
     }
 
@@ -190,7 +183,7 @@ impl Limiter {
             !timeout.is_zero(),
             "a timeout of zero leaves no time to decide"
         );
-        self.change_caller(|caller| caller.set_timeout(timeout))
+        self.change_caller(|caller| caller.timeout = timeout.min(FOR_EVER))
     }
 
     /// Sets the failure policy for policies without their own: what to do when the store [cannot
@@ -346,7 +339,7 @@ impl Limiter {
     }
 
     pub(crate) fn call_timeout(&self) -> Duration {
-        self.inner.caller.timeout()
+        self.inner.caller.timeout
     }
 
     /// The limiter of a shadow layer, which passes every undecided request.
@@ -550,7 +543,7 @@ impl fmt::Debug for Limiter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Limiter")
             .field("store", &self.inner.caller.store)
-            .field("timeout", &self.inner.caller.timeout())
+            .field("timeout", &self.inner.caller.timeout)
             .field("failure_policy", &self.inner.fallback.policy)
             .finish_non_exhaustive()
     }

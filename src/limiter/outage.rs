@@ -2,13 +2,15 @@
 
 use std::{
     sync::{
-        Mutex, MutexGuard, PoisonError,
+        Mutex,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     time::Duration,
 };
 
 use tokio::time::Instant;
+
+use crate::lock::lock;
 
 /// How long nothing must fail before an outage counts as over. Limits warnings to one pair in that time.
 const RECOVERED_AFTER: Duration = Duration::from_secs(10);
@@ -23,7 +25,7 @@ pub(crate) struct Outage {
 impl Outage {
     /// Notes a failure. Returns whether the outage begins with it.
     pub(crate) fn begins(&self) -> bool {
-        let mut failed_at = self.failed_at();
+        let mut failed_at = lock(&self.failed_at);
         self.is_on.store(true, Relaxed);
         failed_at.replace(Instant::now()).is_none()
     }
@@ -40,18 +42,12 @@ impl Outage {
 
     #[cold]
     fn has_recovered(&self) -> bool {
-        let mut failed_at = self.failed_at();
+        let mut failed_at = lock(&self.failed_at);
         let is_over = failed_at.is_some_and(|at| at.elapsed() >= RECOVERED_AFTER);
         if is_over {
             *failed_at = None;
             self.is_on.store(false, Relaxed);
         }
         is_over
-    }
-
-    fn failed_at(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.failed_at
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
     }
 }

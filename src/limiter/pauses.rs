@@ -11,14 +11,11 @@
 
 use std::{
     collections::HashMap,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, MutexGuard},
     time::{Duration, UNIX_EPOCH},
 };
 
-use tokio::{
-    sync::{Notify, futures::Notified},
-    time::Instant,
-};
+use tokio::{sync::Notify, time::Instant};
 
 use super::{FOR_EVER, Limiter, jitter};
 use crate::{
@@ -30,6 +27,7 @@ use crate::{
         key::Key,
         rule::millis,
     },
+    lock::lock,
     observe::Event,
     warning,
 };
@@ -51,7 +49,7 @@ const LAST: Duration = Duration::from_secs(30);
 pub(super) struct Pauses {
     accounts: Mutex<HashMap<Key, Account>>,
     /// Notified when an account is paused otherwise than before.
-    changed: Notify,
+    pub(super) changed: Notify,
 }
 
 /// An account in a pause, or with callers that begin after a pause.
@@ -134,7 +132,7 @@ impl Pauses {
         turn: Option<Instant>,
         waiting: impl Fn(&Key) -> usize,
     ) -> Result<Option<Opens>, Blocked> {
-        let (now, mut accounts) = (Instant::now(), self.lock());
+        let (now, mut accounts) = (Instant::now(), lock(&self.accounts));
         if accounts.is_empty() {
             return Ok(None);
         }
@@ -175,14 +173,9 @@ impl Pauses {
     }
 
     fn last_end(&self, check: &Check) -> Option<Instant> {
-        let accounts = self.lock();
+        let accounts = lock(&self.accounts);
         let known = check.keys().filter_map(|key| accounts.get(key));
         known.map(|account| account.ends).max()
-    }
-
-    /// Becomes ready when an account is paused otherwise than now.
-    pub(super) fn next_change(&self) -> Notified<'_> {
-        self.changed.notified()
     }
 
     /// Pauses an account, unless it is paused for as long. Returns whether that changes the end, and whether the account
@@ -190,7 +183,7 @@ impl Pauses {
     fn lengthen(&self, key: &Key, length: Duration) -> (bool, bool) {
         let now = Instant::now();
         let mut ends = now + length.min(FOR_EVER);
-        let accounts = self.lock();
+        let accounts = lock(&self.accounts);
         let known = accounts.get(key).filter(|account| account.ends > now);
         let is_new = known.is_none();
         let changes = known.is_none_or(|it| it.is_unwritten || ends > it.ends + SAME);
@@ -221,7 +214,7 @@ impl Pauses {
 
     /// Notes the store's answer to a pause: its end by the store's clock.
     fn stored(&self, key: &Key, block: Option<&Block>) {
-        if let Some(account) = self.lock().get_mut(key) {
+        if let Some(account) = lock(&self.accounts).get_mut(key) {
             match block {
                 Some(block) => account.stored = Some((until_ms(block), Instant::now())),
                 None => account.is_unwritten = account.stored.is_none(),
@@ -234,7 +227,7 @@ impl Pauses {
     pub(super) fn see(&self, blocked: &Blocked) -> Instant {
         let (now, until_ms) = (Instant::now(), until_ms(&blocked.block()));
         let ends = now + blocked.retry_after().unwrap_or_default().min(FOR_EVER);
-        let accounts = self.lock();
+        let accounts = lock(&self.accounts);
         let known = accounts.get(blocked.key());
         let same = known.filter(|it| it.stored.is_some_and(|(known_ms, _)| known_ms == until_ms));
         // The known end is an estimate.
@@ -262,7 +255,7 @@ impl Pauses {
         keys: impl IntoIterator<Item = &'k Key>,
         is_over: impl Fn(&Account) -> bool,
     ) {
-        let mut accounts = self.lock();
+        let mut accounts = lock(&self.accounts);
         let before = accounts.len();
         for key in keys {
             if accounts.get(key).is_some_and(&is_over) {
@@ -274,10 +267,6 @@ impl Pauses {
         if is_changed {
             self.changed.notify_waiters();
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<Key, Account>> {
-        self.accounts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -16,7 +16,7 @@ use crate::{
         operation::{Operation, answer_of},
         settlement::Settlement,
     },
-    observe::{CallInfo, CallKind, RequestOutcome, Timing},
+    observe::{CallInfo, CallKind, RequestOutcome},
     store::{Store, StoreFuture},
     timer::LazySleep,
 };
@@ -122,17 +122,9 @@ impl Limiter {
             Some(settling) => settling.as_mut().poll(cx),
             None => Poll::Ready(Ended::default()),
         });
-        let (parts, mut settled) = ended.await;
+        let ended = ended.await;
         goes_on.settling = None;
-        // If all have failed and only one was possibly sent, its error wins: that one must not be made again.
-        let failures = settled.iter().filter_map(|result| result.as_ref().err());
-        let mut sent = failures.clone().filter(|error| !error.is_unsent());
-        if failures.clone().count() == settled.len()
-            && let Some(error) = sent.next().cloned()
-        {
-            settled.fill(Err(error));
-        }
-        (parts, settled)
+        ended
     }
 
     /// Settles these parts of a check, each within `each`. An error goes to the observer, and the charge stays.
@@ -162,7 +154,12 @@ impl Limiter {
                 slower = slower.saturating_mul(2);
             }
             // A long interval of the breaker must leave time for several tries.
-            let pause = self.inner.caller.retry_pause().saturating_mul(slower);
+            let pause = self
+                .inner
+                .caller
+                .breaker
+                .retry_pause()
+                .saturating_mul(slower);
             let next = Instant::now() + pause.min(SETTLING / 12);
             if parts.is_empty() || next > end {
                 return;
@@ -189,7 +186,8 @@ impl Limiter {
                 store.execute(settle).read(answer_of!(Settle))
             };
             let settled = match parts.get(1) {
-                Some(second) => StoreFuture::all(vec![settled(first), settled(second)]),
+                Some(second) => StoreFuture::all(vec![settled(first), settled(second)])
+                    .then(|settled| as_one_failure(settled?)),
                 None => settled(first).map(|usage| vec![Ok(usage)]),
             };
             settled.map(move |usages| {
@@ -215,39 +213,30 @@ impl Limiter {
     fn settled(&self, parts: &[Settlement], answer: Answer<Settled>) -> Settled {
         let Answer { result, timing } = answer;
         let results = result.unwrap_or_else(|error| vec![Err(error); parts.len()]);
-        for (index, (settlement, result)) in parts.iter().zip(&results).enumerate() {
-            self.report_settled(settlement, result, index > 0, timing);
+        for (place, (settlement, result)) in parts.iter().zip(&results).enumerate() {
+            let facts = settlement.usage().facts();
+            let call = CallInfo {
+                shares_call: place > 0,
+                ..info(settlement)
+            };
+            match result {
+                _ if facts.origin == Origin::Late => {} // the decision was not reported
+                Ok(usage) => {
+                    let reports = &self.inner.jobs.reports;
+                    reports.contribute_settled(settlement, usage);
+                    let is_local = settlement.usage().is_local();
+                    self.events().completion(call, is_local, timing);
+                    self.notice(usage);
+                }
+                Err(error) => {
+                    let outcome = RequestOutcome::Failed;
+                    self.events().error(call, error, outcome, timing);
+                }
+            }
             // Wake even after an error: the store may have settled the check.
             self.inner.memory.queues.wake_settled(settlement);
         }
         results
-    }
-
-    fn report_settled(
-        &self,
-        settlement: &Settlement,
-        result: &Result<Usage, StoreError>,
-        shares_call: bool,
-        timing: Option<Timing>,
-    ) {
-        if settlement.usage().facts().origin == Origin::Late {
-            return; // the decision was not reported
-        }
-        let local = settlement.usage().is_local();
-        let mut call = info(settlement);
-        call.shares_call = shares_call;
-        match result {
-            Ok(usage) => {
-                let reports = &self.inner.jobs.reports;
-                reports.contribute_settled(settlement, usage);
-                self.events().completion(call, local, timing);
-                self.notice(usage);
-            }
-            Err(error) => {
-                let outcome = RequestOutcome::Failed;
-                self.events().error(call, error, outcome, timing);
-            }
-        }
     }
 
     /// The one place that decided a check, for a call that no request waits for.
@@ -283,6 +272,17 @@ impl Drop for GoesOn<'_> {
     }
 }
 
+/// If all parts have failed, that is one failure. If only one was possibly sent, its error wins: that one must not be made
+/// again.
+fn as_one_failure(settled: Settled) -> Result<Settled, StoreError> {
+    let failures = settled.iter().filter_map(|it| it.as_ref().err());
+    let mut sent = failures.clone().filter(|error| !error.is_unsent());
+    match sent.next().or_else(|| failures.clone().next()) {
+        Some(error) if failures.count() == settled.len() => Err(error.clone()),
+        _ => Ok(settled),
+    }
+}
+
 /// The error of a settlement that was surely not sent.
 fn unsent(settled: &Result<Usage, StoreError>) -> Option<&StoreError> {
     settled.as_ref().err().filter(|error| error.is_unsent())
@@ -314,9 +314,8 @@ fn joined(usage: &Usage, parts: &[Settlement], settled: Settled) -> Result<Usage
 }
 
 fn info(settlement: &Settlement) -> CallInfo<'_> {
-    let call = CallInfo::new(CallKind::Settle, settlement.check());
     CallInfo {
         final_costs: settlement.costs(),
-        ..call
+        ..CallInfo::new(CallKind::Settle, settlement.check())
     }
 }

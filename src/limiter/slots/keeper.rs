@@ -16,7 +16,7 @@ use std::{
     hash::{BuildHasher, RandomState},
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
-        Arc, Mutex, MutexGuard, Once, PoisonError,
+        Arc, Mutex, Once,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
@@ -36,6 +36,8 @@ use crate::{
         error::StoreError,
         slots::{HeldSlots, Slots},
     },
+    lock::lock,
+    observe::CallKind,
     timer::LazySleep,
     warning,
 };
@@ -111,10 +113,6 @@ impl Keeper {
         (number, self.hasher.hash_one(subject))
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<Due, Entry>> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Renews the slots of a holding until they are lost or returned.
     pub(super) fn add(self: &Arc<Self>, holding: &Arc<Holding>) {
         self.set(holding, None, holding.moment_after(now_ms()));
@@ -148,7 +146,7 @@ impl Keeper {
     /// Notes held or ended slots. Starts the task, or wakes it if these are new and due before all others: slots that end
     /// are returned anyway, and wait for the next look.
     fn set(self: &Arc<Self>, holding: &Arc<Holding>, ended: Option<Ended>, due_ms: u64) {
-        let mut entries = self.lock();
+        let mut entries = lock(&self.entries);
         let before = entries.remove(&holding.due());
         let entry = Entry {
             holding: Arc::clone(holding),
@@ -170,7 +168,7 @@ impl Keeper {
 
     /// All slots that are held, which a process returns at its end.
     pub(super) fn held(&self) -> Vec<Arc<Holding>> {
-        let entries = self.lock();
+        let entries = lock(&self.entries);
         let held = entries.values().filter(|entry| entry.ended.is_none());
         held.map(|entry| Arc::clone(&entry.holding)).collect()
     }
@@ -189,16 +187,10 @@ impl Keeper {
         }
     }
 
-    /// The messages that are due: returns and renewals. `None` if nothing is due.
-    fn look(self: &Arc<Self>) -> Option<(Messages, Messages)> {
-        let work = self.due(now_ms())?;
-        self.lose(&work.lost);
-        Some((messages(work.returns), messages(work.renewals)))
-    }
-
-    /// The work of some entries at a time, so that nothing waits long for the lock.
-    fn due(&self, now_ms: u64) -> Option<Work> {
-        let (mut work, mut number, mut entries) = (Work::default(), 0, self.lock());
+    /// The work of some entries at a time, so that nothing waits long for the lock. `None` if nothing is due.
+    fn due(&self) -> Option<Work> {
+        let now_ms = now_ms();
+        let (mut work, mut number, mut entries) = (Work::default(), 0, lock(&self.entries));
         while number < Slots::MOST
             && let Some(first) = entries.first_entry()
             && first.key().0 <= now_ms
@@ -232,21 +224,16 @@ impl Keeper {
         }
     }
 
-    fn forget(&self, holdings: &[Arc<Holding>]) {
-        let mut entries = self.lock();
-        let gone = holdings.iter().map(|it| entries.remove(&it.due()));
-        let gone: Vec<_> = gone.collect();
-        drop(entries);
-        drop(gone); // without the lock
-    }
-
     /// Returns slots of one key.
     async fn give_back(&self, holdings: &[Arc<Holding>]) -> Result<HeldSlots, StoreError> {
         let (first, slots) = message(holdings);
-        let limiter = &first.limiter;
-        let answer = limiter.give_back(&slots, first.is_local).await;
+        let answer = first.limiter.give_back(&slots, first.is_local).await;
         if answer.is_ok() {
-            self.forget(holdings);
+            let mut entries = lock(&self.entries);
+            let gone = holdings.iter().map(|it| entries.remove(&it.due()));
+            let gone: Vec<_> = gone.collect();
+            drop(entries);
+            drop(gone); // without the lock
         }
         answer
     }
@@ -254,8 +241,9 @@ impl Keeper {
     async fn renew(self: &Arc<Self>, holdings: &[Arc<Holding>]) {
         let (first, slots) = message(holdings);
         let asked_at_ms = now_ms();
-        let limiter = &first.limiter;
-        let Ok(answer) = limiter.renew(&slots, first.is_local).await else {
+        let (limiter, is_local) = (&first.limiter, first.is_local);
+        let answer = limiter.change_slots(CallKind::Renew, &slots, is_local);
+        let Ok(answer) = answer.await else {
             return;
         };
         let mut are_held = answer.held().iter();
@@ -265,7 +253,7 @@ impl Keeper {
             is_lost || !holding.renewed(asked_at_ms)
         });
         self.lose(&lost.cloned().collect::<Vec<_>>());
-        let mut entries = self.lock();
+        let mut entries = lock(&self.entries);
         for holding in holdings {
             let place = entries.entry(holding.due());
             if let btree_map::Entry::Occupied(held) = place
@@ -279,7 +267,7 @@ impl Keeper {
 
     /// When something is due. `None` if the task ends, since there are no slots.
     fn next_ms(&self, task: &mut Option<OwnedSemaphorePermit>) -> Option<u64> {
-        let entries = self.lock();
+        let entries = lock(&self.entries);
         let next = entries.first_key_value().map(|(due, _)| due.0);
         if next.is_none() {
             *task = None;
@@ -318,11 +306,9 @@ impl Holding {
     }
 }
 
-type Messages = Vec<Vec<Arc<Holding>>>;
-
 /// Cuts holdings into messages, each about one key.
-fn messages(holdings: Vec<Arc<Holding>>) -> Messages {
-    let (mut messages, mut ids) = (Messages::new(), 0);
+fn messages(holdings: Vec<Arc<Holding>>) -> Vec<Vec<Arc<Holding>>> {
+    let (mut messages, mut ids) = (Vec::<Vec<Arc<Holding>>>::new(), 0);
     for holding in holdings {
         ids += holding.slots();
         match messages.last_mut() {
@@ -358,11 +344,12 @@ async fn run(keeper: Arc<Keeper>, task: OwnedSemaphorePermit) {
         let wait_ms = next_ms.saturating_sub(now_ms()).min(LONGEST_TICK_MS);
         let wait = Duration::from_millis(wait_ms);
         let _ = timeout(wait, keeper.changed.notified()).await;
-        while let Some((returns, renewals)) = keeper.look() {
-            let returns = returns.into_iter().map(|holdings| (holdings, true));
-            let renewals = renewals.into_iter().map(|holdings| (holdings, false));
-            for (holdings, is_return) in returns.chain(renewals) {
-                send(keeper, &places, holdings, is_return).await;
+        while let Some(work) = keeper.due() {
+            keeper.lose(&work.lost);
+            for (holdings, is_return) in [(work.returns, true), (work.renewals, false)] {
+                for message in messages(holdings) {
+                    send(keeper, &places, message, is_return).await;
+                }
             }
         }
     }

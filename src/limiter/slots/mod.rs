@@ -5,7 +5,7 @@ mod keeper;
 use std::{
     fmt,
     future::poll_fn,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::AtomicU64},
+    sync::{Arc, Mutex, atomic::AtomicU64},
     task::Poll,
     time::Duration,
 };
@@ -27,6 +27,7 @@ use crate::domain::{
     rule::millis,
     slots::{HeldSlots, Slots},
 };
+use crate::lock::lock;
 use crate::observe::{CallInfo, CallKind, Event, SlotChange};
 use crate::store::Store;
 use crate::timer::within;
@@ -109,7 +110,13 @@ impl Limiter {
             let is_local = usage.is_local();
             held.extend(taking.map(|charge| {
                 let holding = self.holding(charge, State::Held { since_ms }, is_local, is_shadow);
-                Held(self.keep(holding))
+                let keeper = &self.inner.jobs.keeper;
+                if !holding.is_renewed {
+                    keeper.warn_of_early_expiry();
+                }
+                holding.report(SlotChange::Taken);
+                keeper.add(&holding);
+                Held(holding)
             }));
         }
         (!held.is_empty()).then_some(Slot { held })
@@ -140,16 +147,6 @@ impl Limiter {
         })
     }
 
-    fn keep(&self, holding: Arc<Holding>) -> Arc<Holding> {
-        let keeper = &self.inner.jobs.keeper;
-        if !holding.is_renewed {
-            keeper.warn_of_early_expiry();
-        }
-        holding.report(SlotChange::Taken);
-        keeper.add(&holding);
-        holding
-    }
-
     /// Returns the slots that a check may have taken and that no caller holds: at once, and once more a timeout later if the
     /// store does not hold them yet, since the return may have overtaken the check.
     pub(super) fn return_unheld(&self, check: &Check) {
@@ -161,31 +158,34 @@ impl Limiter {
         }
     }
 
-    /// Renews slots where they were granted.
-    async fn renew(&self, slots: &Slots, is_local: bool) -> Result<HeldSlots, StoreError> {
-        let info = CallInfo::new(CallKind::Renew, slots.check());
-        let to = self.where_decided(is_local, self.call_timeout());
-        let caller = &self.inner.caller;
-        let renew = |store: &dyn Store| {
-            let renew = Operation::Renew(slots.clone());
-            store.execute(renew).read(answer_of!(Renew))
+    /// Renews slots, or returns them, where they were granted.
+    async fn change_slots(
+        &self,
+        kind: CallKind,
+        slots: &Slots,
+        is_local: bool,
+    ) -> Result<HeldSlots, StoreError> {
+        let change = |store: &dyn Store| match kind {
+            CallKind::Renew => {
+                let renew = Operation::Renew(slots.clone());
+                store.execute(renew).read(answer_of!(Renew))
+            }
+            _ => {
+                let give_back = Operation::Return(slots.clone());
+                store.execute(give_back).read(answer_of!(Return))
+            }
         };
-        caller.ask(to, info, renew).await
+        let to = self.where_decided(is_local, self.call_timeout());
+        let info = CallInfo::new(kind, slots.check());
+        self.inner.caller.ask(to, info, change).await
     }
 
-    /// Returns slots where they were granted.
+    /// Returns slots.
     async fn give_back(&self, slots: &Slots, is_local: bool) -> Result<HeldSlots, StoreError> {
-        let info = CallInfo::new(CallKind::Return, slots.check());
         let (memory, charge) = (&self.inner.memory, slots.charge());
         let (policy, key) = (charge.policy(), charge.key());
         let ending = memory.refusals.giving_back([(policy, key)].into_iter());
-        let to = self.where_decided(is_local, self.call_timeout());
-        let caller = &self.inner.caller;
-        let give_back = |store: &dyn Store| {
-            let give_back = Operation::Return(slots.clone());
-            store.execute(give_back).read(answer_of!(Return))
-        };
-        let answer = caller.ask(to, info, give_back).await;
+        let answer = self.change_slots(CallKind::Return, slots, is_local).await;
         drop(ending);
         // Wake even after an error: the store may have returned them.
         let returned = slots.ids().len() as u64;
@@ -303,7 +303,7 @@ impl Limiter {
 
     /// Two renewals may fail by a timeout before a third of this has passed.
     fn least_expiry(&self) -> Duration {
-        self.inner.caller.timeout().saturating_mul(6)
+        self.call_timeout().saturating_mul(6)
     }
 }
 
@@ -379,7 +379,7 @@ impl Holding {
 
     /// Returns the slots, if they are held.
     fn end(self: &Arc<Self>) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         let was_held = matches!(*state, State::Held { .. });
         *state = State::Returned;
         drop(state);
@@ -393,10 +393,6 @@ impl Holding {
         usize::try_from(self.charge.cost()).unwrap_or(0)
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn is_held(&self) -> bool {
         self.left_ms().is_some_and(|left_ms| left_ms > 0)
     }
@@ -404,7 +400,7 @@ impl Holding {
     /// Notes a renewal that was sent at this time. Returns whether the slots are held: slots that the holder may have
     /// seen lost stay lost.
     fn renewed(&self, asked_at_ms: u64) -> bool {
-        match &mut *self.lock() {
+        match &mut *lock(&self.state) {
             State::Held { since_ms } if self.left_since(*since_ms) > 0 => {
                 *since_ms = asked_at_ms.max(*since_ms);
                 true
@@ -416,7 +412,7 @@ impl Holding {
 
     /// How much longer the slots are surely held; `None` if they are returned.
     fn left_ms(&self) -> Option<u64> {
-        match *self.lock() {
+        match *lock(&self.state) {
             State::Held { since_ms } => Some(self.left_since(since_ms)),
             State::Lost => Some(0),
             State::Returned => None,
@@ -447,7 +443,7 @@ impl Holding {
 
     /// Notifies the holder that the slots are lost. Returns whether they were: not if it has returned them.
     fn lose(&self) -> bool {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         if !matches!(*state, State::Held { .. }) {
             return false;
         }

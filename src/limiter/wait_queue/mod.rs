@@ -197,7 +197,7 @@ impl Waiter<'_> {
         let mut end = pin!(LazySleep::new(rest));
         loop {
             let mut denied = pin!(queue.denied.notified()); // listens from before the look at the denial on
-            let mut paused = pin!(self.pauses().next_change()); // the same
+            let mut paused = pin!(self.pauses().changed.notified()); // the same
             let known = queue.denial(self.check);
             if let Some(last) = known.filter(|last| last.until > deadline) {
                 return Wait::Denied(last);
@@ -260,7 +260,7 @@ impl Waiter<'_> {
     async fn wait_for_pauses(&self, ticket: &Ticket<'_>) -> Result<(), Blocked> {
         let mut turn = None;
         loop {
-            let changed = self.pauses().next_change(); // listens from before the look on
+            let changed = self.pauses().changed.notified(); // listens from before the look on
             let Some(opens) = self.begin(self.deadline, turn)? else {
                 return Ok(());
             };
@@ -304,7 +304,7 @@ impl Waiter<'_> {
                 let last = queue.remember(check, denial, given_back);
                 // Units given back during the call make this denial out of date: ask again even if it ends after the
                 // deadline.
-                let in_time = last.until <= deadline || queue.was_given_since(given_back);
+                let in_time = last.until <= deadline || queue.given_back() != given_back;
                 in_time.then(|| last.ask_again.min(deadline))
             }
             Resolution::Decided(Decision::Blocked(blocked)) => {
@@ -325,7 +325,7 @@ impl Waiter<'_> {
             Resolution::Open(..) if self.where_open == WhereOpen::Pass => None,
             Resolution::Open(error, _) | Resolution::Closed(error) => {
                 let goes_on = is_passing(error) && now < deadline;
-                goes_on.then(|| deadline.min(now + self.limiter.inner.caller.retry_pause()))
+                goes_on.then(|| deadline.min(now + self.limiter.inner.caller.breaker.retry_pause()))
             }
         }
     }

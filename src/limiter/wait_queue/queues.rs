@@ -5,7 +5,7 @@ use std::{
     hash::{Hash, Hasher},
     mem,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, Mutex, OnceLock,
         atomic::{AtomicUsize, Ordering::Relaxed},
     },
     time::Duration,
@@ -23,6 +23,7 @@ use crate::{
         settlement::Settlement,
     },
     limiter::{FOR_EVER, events::Events},
+    lock::lock,
 };
 
 /// The queues with waiting callers.
@@ -80,17 +81,13 @@ pub(super) struct Ticket<'a> {
 }
 
 impl WaitQueues {
-    fn lock(&self) -> MutexGuard<'_, Queues> {
-        self.all.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Takes the last place in the queue of the check; returns the queue if it is full.
     pub(super) fn join<'a>(
         &'a self,
         check: &'a Check,
         max_queue: usize,
     ) -> Result<Ticket<'a>, Arc<WaitQueue>> {
-        let mut all = self.lock();
+        let mut all = lock(&self.all);
         let queue = all.queue(check);
         // The first caller waits for no other, so admit one even if `max_queue` is 0.
         if queue.tickets.load(Relaxed) >= max_queue.max(1) {
@@ -107,7 +104,7 @@ impl WaitQueues {
 
     /// How many callers wait for this key.
     pub(super) fn waiting(&self, key: &Key) -> usize {
-        let queues = self.lock().of_key(key);
+        let queues = lock(&self.all).of_key(key);
         queues.iter().map(|queue| queue.tickets.load(Relaxed)).sum()
     }
 
@@ -119,7 +116,7 @@ impl WaitQueues {
     /// Wakes at most one queue for each returned slot, in turn, so that a slot never wakes the callers of all queues.
     /// If the slot stays unused, the others ask soon anyway.
     pub(in crate::limiter) fn wake_for_slots(&self, policy: &Policy, key: &Key, returned: u64) {
-        let queues = self.lock().next_for_slots(policy, key, returned);
+        let queues = lock(&self.all).next_for_slots(policy, key, returned);
         queues.iter().for_each(|queue| queue.wake());
     }
 
@@ -130,7 +127,7 @@ impl WaitQueues {
 
     /// Wakes without the lock of all queues: a waker is foreign code, and may drop a caller that is in one of them.
     fn wake_queues(&self, key: &Key, is_meant: impl Fn(&WaitQueue) -> bool) {
-        let queues = self.lock().of_key(key);
+        let queues = lock(&self.all).of_key(key);
         queues
             .iter()
             .filter(|queue| is_meant(queue))
@@ -153,7 +150,7 @@ impl Drop for Ticket<'_> {
         if let Some((events, since)) = self.waits.get() {
             events.wait(self.check, Some(since.elapsed()));
         }
-        let mut all = self.queues.lock();
+        let mut all = lock(&self.queues.all);
         if self.queue.tickets.fetch_sub(1, Relaxed) == 1 {
             all.forget(&self.queue);
         }
@@ -256,7 +253,7 @@ impl WaitQueue {
 
     /// Wakes the callers with a turn, since units were given back.
     fn wake(&self) {
-        let mut last = self.last();
+        let mut last = lock(&self.last);
         *last = None;
         self.given_back.fetch_add(1, Relaxed);
         drop(last);
@@ -267,21 +264,18 @@ impl WaitQueue {
         self.given_back.load(Relaxed)
     }
 
-    pub(super) fn was_given_since(&self, given_back: usize) -> bool {
-        self.given_back() != given_back
-    }
-
     /// Stores a denial, unless units were given back during the call: then the denial is out of date for other callers.
     pub(super) fn remember(&self, check: &Check, denial: &Denial, given_back: usize) -> LastDenial {
         let last = LastDenial::new(check, denial);
-        let mut known = self.last();
-        if self.was_given_since(given_back) {
+        let mut known = lock(&self.last);
+        if self.given_back() != given_back {
             return last;
         }
-        let kept = (!last.is_by_slots()).then(|| last.clone());
+        let by_slots = last.denial.is_by_slots();
+        let kept = (!by_slots).then(|| last.clone());
         let before = mem::replace(&mut *known, kept);
         drop(known);
-        if !last.is_by_slots() && !before.is_some_and(|before| before.says_the_same_as(&last)) {
+        if !by_slots && !before.is_some_and(|before| before.says_the_same_as(&last)) {
             self.denied.notify_waiters();
         }
         last
@@ -289,16 +283,13 @@ impl WaitQueue {
 
     /// The last denial, if it holds yet: the callers wait for more than a slot.
     pub(super) fn valid_denial(&self) -> Option<LastDenial> {
-        self.last().clone().filter(LastDenial::is_valid)
+        let last = lock(&self.last).clone();
+        last.filter(|last| last.until > Instant::now())
     }
 
     /// The same if it is also true of this check.
     pub(super) fn denial(&self, check: &Check) -> Option<LastDenial> {
         self.valid_denial().filter(|last| last.holds_for(check))
-    }
-
-    fn last(&self) -> MutexGuard<'_, Option<LastDenial>> {
-        self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -341,14 +332,6 @@ impl LastDenial {
             false => denied.repeated(check, 0),
         };
         about_it.aged(check, self.at.elapsed())
-    }
-
-    pub(super) fn is_by_slots(&self) -> bool {
-        self.denial.is_by_slots()
-    }
-
-    pub(super) fn is_valid(&self) -> bool {
-        self.until > Instant::now()
     }
 
     /// Whether the other denial was for the same costs, and ends at about the same millisecond.
@@ -423,7 +406,17 @@ mod tests {
         drop((waiting, same));
         // One for each that has left, and three for those that came.
         assert!(COMPARED.get() < 1_010, "{}", COMPARED.get());
-        assert!(limiter.inner.memory.queues.lock().by_check.is_empty());
+        assert!(
+            limiter
+                .inner
+                .memory
+                .queues
+                .all
+                .lock()
+                .unwrap()
+                .by_check
+                .is_empty()
+        );
     }
 
     /// Notes whether the lock of all queues is free when a caller is woken.
@@ -483,7 +476,7 @@ mod tests {
             .await
             .into_result();
         assert!(decision.unwrap().is_allowed());
-        let keys = || limiter.inner.memory.queues.lock().by_key.len();
+        let keys = || limiter.inner.memory.queues.all.lock().unwrap().by_key.len();
         assert_eq!(keys(), 0);
         {
             let mut waiting = [0, 1]

@@ -1,8 +1,10 @@
 //! [`Turns`]: lets some callers of a queue ask the store at the same time.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 use tokio::sync::{Semaphore, SemaphorePermit};
+
+use crate::lock::lock;
 
 /// The maximum number of concurrent askers, so that a crowd does not hit a server all at once.
 const MOST: usize = 256;
@@ -49,7 +51,7 @@ impl Turns {
     /// Sets how many callers may ask at the same time: at least one.
     pub(super) fn set_number(&self, wanted: u64) {
         let wanted = usize::try_from(wanted).unwrap_or(MOST).clamp(1, MOST);
-        let mut number = self.number();
+        let mut number = lock(&self.number);
         number.wanted = wanted;
         let too_many = number.all.saturating_sub(wanted);
         number.all -= self.free.forget_permits(too_many);
@@ -59,15 +61,11 @@ impl Turns {
         drop(number);
         self.free.add_permits(new);
     }
-
-    fn number(&self) -> MutexGuard<'_, Number> {
-        self.number.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        let mut number = self.turns.number();
+        let mut number = lock(&self.turns.number);
         if number.all > number.wanted
             && let Some(permit) = self.permit.take()
         {
