@@ -41,8 +41,8 @@ impl Entry {
     pub(super) fn look(&self, charge: &Charge, now_ms: u64, counts: &mut [Count]) -> u16 {
         let cost = charge.cost();
         let mut fitting = u64::MAX;
-        for (rule, count) in charge.policy().rules().iter().zip(counts) {
-            *count = self.with_section(Spec::of(rule), |section| {
+        for ((place, rule), count) in charge.policy().rules().iter().enumerate().zip(counts) {
+            *count = self.with_section(place, Spec::of(rule), |section| {
                 section.look(now_ms, rule.limit(), cost)
             });
             let fits = match rule.limit().checked_sub(count.units(rule)) {
@@ -67,7 +67,7 @@ impl Entry {
             let Some(rule) = charge.policy().rules().first() else {
                 break;
             };
-            let (new, held) = self.with_section(Spec::of(rule), |section| {
+            let (new, held) = self.with_section(0, Spec::of(rule), |section| {
                 let Some(slots) = section.slots() else {
                     return (charge.cost(), 0);
                 };
@@ -93,7 +93,7 @@ impl Entry {
         change: impl FnOnce(&mut SlotSet),
     ) {
         if let Some(rule) = policy.rules().first() {
-            let section = self.section_mut(Spec::of(rule));
+            let section = self.section_mut(0, Spec::of(rule));
             if let Section::Concurrency(slots) = section {
                 change(slots);
             }
@@ -115,7 +115,7 @@ impl Entry {
     pub(super) fn holds(&self, policy: &Policy, ids: &[SlotId], now_ms: u64) -> Vec<bool> {
         let rule = policy.rules().first();
         let held = rule.and_then(|rule| {
-            self.with_section(Spec::of(rule), |section| {
+            self.with_section(0, Spec::of(rule), |section| {
                 let slots = section.slots()?;
                 Some(ids.iter().map(|id| slots.holds(now_ms, *id)).collect())
             })
@@ -139,8 +139,8 @@ impl Entry {
         now_ms: u64,
         counts: &mut [Count],
     ) {
-        for (rule, count) in policy.rules().iter().zip(counts) {
-            let section = self.section_mut(Spec::of(rule));
+        for ((place, rule), count) in policy.rules().iter().enumerate().zip(counts) {
+            let section = self.section_mut(place, Spec::of(rule));
             section.charge(now_ms, rule.limit(), units);
             *count = section.kept();
         }
@@ -160,7 +160,7 @@ impl Entry {
     ) -> bool {
         usage.rules().iter().any(|rule| {
             let (limit, end_ms) = (rule.rule().limit(), settlement.end_ms(rule));
-            self.with_section(spec(rule), |section| {
+            self.with_section(0, spec(rule), |section| {
                 section.change(now_ms, limit, end_ms, difference) != 0
             })
         })
@@ -176,7 +176,7 @@ impl Entry {
         counts: &mut [Count],
     ) {
         for (rule, count) in usage.rules().iter().zip(counts) {
-            let section = self.section_mut(spec(rule));
+            let section = self.section_mut(0, spec(rule));
             let limit = rule.rule().limit();
             section.settle(now_ms, limit, settlement.end_ms(rule), difference);
             *count = section.kept();
@@ -186,7 +186,7 @@ impl Entry {
 
     /// The count under a rule at this time, for a charge of one unit.
     pub(super) fn count(&self, rule: &Rule, at_ms: u64) -> Count {
-        self.with_section(Spec::of(rule), |it| it.look(at_ms, rule.limit(), 1))
+        self.with_section(0, Spec::of(rule), |it| it.look(at_ms, rule.limit(), 1))
     }
 
     /// Whether no section holds a unit that can ever count.
@@ -201,23 +201,26 @@ impl Entry {
     }
 
     /// Calls `read` with the section of this spec, or with an empty section.
-    fn with_section<T>(&self, spec: Spec, read: impl FnOnce(&Section) -> T) -> T {
-        let known = self.sections.iter().find(|section| section.spec() == spec);
-        match known {
+    fn with_section<T>(&self, place: usize, spec: Spec, read: impl FnOnce(&Section) -> T) -> T {
+        let is_of = |section: &&Section| section.spec() == spec;
+        // Mostly the sections are in the order of the policy's rules.
+        let probable = self.sections.get(place).filter(is_of);
+        match probable.or_else(|| self.sections.iter().find(is_of)) {
             Some(section) => read(section),
             None => read(&Section::new(spec)),
         }
     }
 
-    fn section_mut(&mut self, spec: Spec) -> &mut Section {
-        let mut sections = self.sections.iter();
-        let index = sections
-            .position(|section| section.spec() == spec)
-            .unwrap_or_else(|| {
-                self.sections.push(Section::new(spec));
-                self.sections.len() - 1
-            });
-        &mut self.sections[index]
+    fn section_mut(&mut self, place: usize, spec: Spec) -> &mut Section {
+        let is_of = |section: &Section| section.spec() == spec;
+        if self.sections.get(place).is_some_and(is_of) {
+            return &mut self.sections[place];
+        }
+        let place = self.sections.iter().position(is_of).unwrap_or_else(|| {
+            self.sections.push(Section::new(spec));
+            self.sections.len() - 1
+        });
+        &mut self.sections[place]
     }
 
     /// Drops the empty sections. From the sections that `policy` does not know, also drops steps that do not count, so

@@ -174,11 +174,13 @@ impl Section {
     }
 
     /// Returns the units that count now, and when `cost` fits under `limit` if it does not fit yet.
+    #[inline]
     pub(crate) fn look(&self, now_ms: u64, limit: u64, cost: u64) -> Count {
         each!(self, it => it.look(now_ms, limit, cost))
     }
 
     /// Charges `units`, above 0, now. Slots are [taken](SlotSet::take) instead.
+    #[inline]
     pub(crate) fn charge(&mut self, now_ms: u64, limit: u64, units: u64) {
         match self {
             Self::Steps(queue) => queue.charge(now_ms, units),
@@ -225,6 +227,7 @@ impl Section {
     }
 
     /// Returns all that is kept: after a write, the units that counted at the time of the write, and the change.
+    #[inline]
     pub(crate) fn kept(&self) -> Count {
         each!(self, it => it.kept())
     }

@@ -200,24 +200,33 @@ impl StepQueue {
         }
     }
 
+    #[inline]
     fn view(&self, now_ms: u64) -> View {
-        // The start of this step, if the clock has stepped back before that.
-        let time_ms = |newest: &Step| now_ms.max(newest.end_ms - self.spec.step_ms);
-        let believed_ms = self.spec.believed(now_ms);
         // Mostly all count.
         if let (Some(oldest), Some(newest)) = (self.steps.front(), self.steps.back())
-            && newest.end_ms <= believed_ms
-            && self.spec.release(oldest.end_ms) > time_ms(newest)
+            && newest.end_ms <= self.spec.believed(now_ms)
+            && self.spec.release(oldest.end_ms) > self.time_ms(now_ms, newest)
         {
             let end = self.steps.len();
             return View { first: 0, end };
         }
+        self.view_of_some(now_ms)
+    }
+
+    #[inline(never)]
+    fn view_of_some(&self, now_ms: u64) -> View {
+        let believed_ms = self.spec.believed(now_ms);
         let end = self.steps.partition_point(|it| it.end_ms <= believed_ms);
         let newest = end.checked_sub(1).map(|newest| &self.steps[newest]);
-        let time_ms = newest.map_or(now_ms, time_ms);
+        let time_ms = newest.map_or(now_ms, |newest| self.time_ms(now_ms, newest));
         let is_released = |it: &Step| self.spec.release(it.end_ms) <= time_ms;
         let first = self.steps.partition_point(is_released);
         View { first, end }
+    }
+
+    /// The clock's time, or the start of the newest step if the clock has stepped back before that.
+    fn time_ms(&self, now_ms: u64, newest: &Step) -> u64 {
+        now_ms.max(newest.end_ms - self.spec.step_ms)
     }
 
     fn count(&self, view: &View) -> Count {

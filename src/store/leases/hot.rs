@@ -320,7 +320,7 @@ impl Fetch {
     pub(super) fn operations(&self) -> Vec<Operation> {
         let charge = Charge::new(&self.of.policy, self.of.key.clone(), self.units);
         // A blocked identity gets no lease.
-        let check = Check::of_one(charge).enforce_blocks(true);
+        let check = Check::counting([charge]).enforce_blocks(true);
         let returned = self.last.iter().cloned();
         returned.chain([Operation::Check(check)]).collect()
     }
