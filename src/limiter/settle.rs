@@ -122,9 +122,14 @@ impl Limiter {
             Some(settling) => settling.as_mut().poll(cx),
             None => Poll::Ready(Ended::default()),
         });
-        let ended = ended.await;
+        let (parts, mut settled) = ended.await;
         goes_on.settling = None;
-        ended
+        if let [Err(one), Err(other)] = &settled[..] {
+            // The error of a part that was possibly sent wins: that part must not be made again.
+            let sent = if one.is_unsent() { other } else { one }.clone();
+            settled.fill(Err(sent));
+        }
+        (parts, settled)
     }
 
     /// Settles these parts of a check, each within `each`. An error goes to the observer, and the charge stays.
@@ -272,13 +277,10 @@ impl Drop for GoesOn<'_> {
     }
 }
 
-/// If all parts have failed, that is one failure. If only one was possibly sent, its error wins: that one must not be made
-/// again.
+/// If both parts have failed alike, neither sent or both perhaps, that is one failure.
 fn as_one_failure(settled: Settled) -> Result<Settled, StoreError> {
-    let failures = settled.iter().filter_map(|it| it.as_ref().err());
-    let mut sent = failures.clone().filter(|error| !error.is_unsent());
-    match sent.next().or_else(|| failures.clone().next()) {
-        Some(error) if failures.count() == settled.len() => Err(error.clone()),
+    match &settled[..] {
+        [Err(one), Err(other)] if one.is_unsent() == other.is_unsent() => Err(one.clone()),
         _ => Ok(settled),
     }
 }

@@ -78,6 +78,26 @@ async fn a_part_that_was_settled_is_not_settled_again_beside_one_that_was_not_se
     assert_eq!(remaining(now.usage().shadow().unwrap().usage()), [6]);
 }
 
+#[tokio::test(start_paused = true)]
+async fn in_the_background_a_part_that_was_not_sent_is_tried_again_beside_one_that_may_have_been() {
+    let policy = policy("api", "10/1h");
+    let shadow = Policy::parse("trial", "10/1h").unwrap().shadow();
+    for (failures, left) in [([true, false], [10, 6]), ([false, true], [6, 10])] {
+        let limiter = failing(failures);
+        let charges = |cost| [charge(&policy, cost), charge(&shadow, cost)];
+        let decision = limiter.check(charges(4)).await.unwrap();
+        limiter.meter(&decision).set(0);
+        assert_eq!(limiter.finish(Duration::from_secs(60)).await, 0);
+        let now = limiter.check(charges(0)).await.unwrap();
+        let shadow = remaining(now.usage().shadow().unwrap().usage());
+        assert_eq!(
+            [remaining(now.usage()), shadow].concat(),
+            left,
+            "{failures:?}"
+        );
+    }
+}
+
 #[tokio::test]
 async fn a_settlement_that_finds_no_place_in_memory_can_be_made_again() {
     let clock = ManualClock::new(1_700_000_000_000);
