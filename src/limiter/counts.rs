@@ -55,19 +55,13 @@ struct Tally {
     account: Account,
     at_ms: u64,
     latest_ms: u64,
-    labels: Vec<Labelled>,
+    /// The [mark] of each label, so that most searches look at no label.
+    marks: Vec<u32>,
+    labels: Vec<(Label, i64)>,
     /// The units of the labels that were replaced.
     others: i64,
     /// The place after the label that was replaced last.
     next: usize,
-}
-
-/// The units of a label.
-struct Labelled {
-    /// The [mark] of its key, so that most searches look at no key.
-    mark: u32,
-    label: Label,
-    units: i64,
 }
 
 impl Counts {
@@ -172,6 +166,7 @@ impl Tally {
             account,
             at_ms,
             latest_ms: 0,
+            marks: Vec::new(),
             labels: Vec::new(),
             others: 0,
             next: 0,
@@ -180,32 +175,42 @@ impl Tally {
 
     fn add(&mut self, (policy, key): (Option<&Policy>, &Key), units: i64) {
         let mark = mark(key);
-        let name = policy.map(Policy::name);
-        let of_policy = |label: &Label| label.policy.as_ref().map(Policy::name) == name;
-        let mut known = self.labels.iter_mut();
-        let is_same =
-            |it: &&mut Labelled| it.mark == mark && it.label.key == *key && of_policy(&it.label);
-        if let Some(known) = known.find(is_same) {
-            known.units = known.units.saturating_add(units);
+        if let Some(place) = self.place(mark, policy, key) {
+            let known = &mut self.labels[place].1;
+            *known = known.saturating_add(units);
             return;
         }
         let (policy, key) = (policy.cloned(), key.clone());
-        let label = Label { policy, key };
-        let new = Labelled { mark, label, units };
+        let new = (Label { policy, key }, units);
         if self.labels.len() < MAX_LABELS {
+            self.marks.push(mark);
             self.labels.push(new);
             return;
         }
         let place = self.smallest();
-        let replaced = mem::replace(&mut self.labels[place], new);
-        self.others = self.others.saturating_add(replaced.units);
+        self.marks[place] = mark;
+        let (_, replaced) = mem::replace(&mut self.labels[place], new);
+        self.others = self.others.saturating_add(replaced);
         self.next = place + 1;
+    }
+
+    fn place(&self, mark: u32, policy: Option<&Policy>, key: &Key) -> Option<usize> {
+        // Without an early end, the processor compares several at a time.
+        let is_marked = |found, other: &u32| found | (*other == mark);
+        if !self.marks.iter().fold(false, is_marked) {
+            return None;
+        }
+        let name = policy.map(Policy::name);
+        let mut places = self.marks.iter().zip(&self.labels);
+        places.position(|(other, (label, _))| {
+            *other == mark && label.key == *key && label.policy.as_ref().map(Policy::name) == name
+        })
     }
 
     /// The place of the label with the fewest units. Among equals, the next in turn is replaced, so that a new label
     /// has time to grow.
     fn smallest(&self) -> usize {
-        let size = |place: &usize| self.labels[*place].units.unsigned_abs();
+        let size = |place: &usize| self.labels[*place].1.unsigned_abs();
         let places = (self.next..MAX_LABELS).chain(0..self.next);
         // Mostly there is one with the least.
         let least = places.clone().find(|place| size(place) <= 1);
@@ -213,7 +218,7 @@ impl Tally {
     }
 
     fn into_report(self) -> Report {
-        let units = self.labels.into_iter().map(|it| (it.label, it.units));
+        let units = self.labels.into_iter();
         Report {
             account: self.account,
             at_ms: self.at_ms,
