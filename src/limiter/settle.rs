@@ -1,6 +1,6 @@
 //! Settling: sets the final costs of an admitted check.
 
-use std::{cell::Cell, future::poll_fn, pin::Pin, task::Poll, time::Duration};
+use std::{cell::Cell, pin::Pin, time::Duration};
 
 use tokio::time::Instant;
 
@@ -118,11 +118,10 @@ impl Limiter {
             limiter: self,
             settling: Some(Box::pin(settling)),
         };
-        let ended = poll_fn(|cx| match &mut goes_on.settling {
-            Some(settling) => settling.as_mut().poll(cx),
-            None => Poll::Ready(Ended::default()),
-        });
-        let (parts, mut settled) = ended.await;
+        let Some(settling) = &mut goes_on.settling else {
+            return Ended::default();
+        };
+        let (parts, mut settled) = settling.await;
         goes_on.settling = None;
         if let [Err(one), Err(other)] = &settled[..] {
             // The error of a part that was possibly sent wins: that part must not be made again.

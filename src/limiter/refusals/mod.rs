@@ -185,7 +185,7 @@ impl Refusals {
                 slots: self.slots_that_end(check, decision, refunds),
             };
             self.denials
-                .insert(question.hash, denial, |it| it.validity.until());
+                .insert(question.hash, denial, |it| it.validity.until);
         }
     }
 

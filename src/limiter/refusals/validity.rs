@@ -23,7 +23,7 @@ const TICK: Duration = Duration::from_millis(1);
 pub(super) struct Validity {
     asked: Duration,
     answered: Duration,
-    until: Duration,
+    pub(super) until: Duration,
 }
 
 impl Validity {
@@ -47,9 +47,5 @@ impl Validity {
     pub(super) fn age_ms(&self, now: Duration) -> u64 {
         let age = now.saturating_sub(self.answered).as_millis();
         u64::try_from(age).unwrap_or(u64::MAX)
-    }
-
-    pub(super) const fn until(&self) -> Duration {
-        self.until
     }
 }

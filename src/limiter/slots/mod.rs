@@ -40,7 +40,7 @@ use crate::timer::within;
 /// [`lost`](Self::lost).
 #[must_use = "the slots are returned when you drop this"]
 pub struct Slot {
-    held: SmallVec<[Held; 1]>,
+    holdings: SmallVec<[Arc<Holding>; 1]>,
 }
 
 /// Watches a [`Slot`] that something else holds.
@@ -49,9 +49,6 @@ pub struct SlotWatch {
     /// Shadows are left out: the loss of their slots changes nothing.
     holdings: SmallVec<[Arc<Holding>; 1]>,
 }
-
-/// Returns the slots when it is dropped.
-struct Held(Arc<Holding>);
 
 /// The slots of one charge. If another charge of the same check loses its slots, these are held until the work ends.
 struct Holding {
@@ -100,7 +97,7 @@ impl Limiter {
     pub(crate) fn hold_usage(&self, usage: &Usage) -> Option<Slot> {
         // Without the time of the request, nothing could be said about how long the slots are held.
         let since_ms = usage.facts().asked_at_ms?.get();
-        let mut held = SmallVec::new();
+        let mut holdings = SmallVec::new();
         for (place, usage) in usage.admitted_parts().enumerate() {
             if !usage.take_slots() {
                 continue;
@@ -108,7 +105,7 @@ impl Limiter {
             let (charges, is_shadow) = (usage.check().charges().iter(), place > 0);
             let taking = charges.filter(|charge| charge.takes_slots());
             let is_local = usage.is_local();
-            held.extend(taking.map(|charge| {
+            holdings.extend(taking.map(|charge| {
                 let holding = self.holding(charge, State::Held { since_ms }, is_local, is_shadow);
                 let keeper = &self.inner.jobs.keeper;
                 if !holding.is_renewed {
@@ -116,10 +113,10 @@ impl Limiter {
                 }
                 holding.report(SlotChange::Taken);
                 keeper.add(&holding);
-                Held(holding)
+                holding
             }));
         }
-        (!held.is_empty()).then_some(Slot { held })
+        (!holdings.is_empty()).then_some(Slot { holdings })
     }
 
     fn holding(
@@ -323,9 +320,9 @@ impl Slot {
     /// Returns a watch, for work that does not hold the slots itself.
     #[must_use]
     pub fn watch(&self) -> SlotWatch {
-        let counting = self.held.iter().filter(|slot| !slot.0.is_shadow);
+        let counting = self.holdings.iter().filter(|it| !it.is_shadow);
         SlotWatch {
-            holdings: counting.map(|slot| Arc::clone(&slot.0)).collect(),
+            holdings: counting.cloned().collect(),
         }
     }
 }
@@ -360,10 +357,13 @@ impl SlotWatch {
     }
 }
 
-impl Drop for Held {
+impl Drop for Slot {
     fn drop(&mut self) {
-        self.0.end();
-        self.0.report(SlotChange::Returned);
+        // All of them first: an observer may panic.
+        self.holdings.iter().for_each(|holding| holding.end());
+        for holding in &self.holdings {
+            holding.report(SlotChange::Returned);
+        }
     }
 }
 

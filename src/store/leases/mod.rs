@@ -192,17 +192,12 @@ impl Core {
             && each().all(|((hot, _), charge)| charge.cost() > 0 && !hot.is_paused(now));
         for ((hot, _), charge) in each().filter(|_| all_can) {
             if let Some(fetch) = hot.begin(charge.cost(), now) {
-                self.fetch(fetch);
+                let (this, call) = (Arc::clone(self), self.store.call(fetch.operations()));
+                // In the background, because a caller that leaves must not lose the units.
+                let install = async move { this.install(fetch, call).await };
+                self.background.finish(install);
             }
         }
-    }
-
-    fn fetch(self: &Arc<Self>, fetch: Fetch) {
-        let call = self.store.call(fetch.operations());
-        // In the background, because a caller that leaves must not lose the units.
-        let this = Arc::clone(self);
-        self.background
-            .finish(async move { this.install(fetch, call).await });
     }
 
     async fn install(self: &Arc<Self>, fetch: Fetch, call: CallFuture) {
