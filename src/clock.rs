@@ -12,7 +12,7 @@ use crate::domain::rule::millis;
 ///
 /// In tests it is the time of the runtime, which they can pause.
 pub(crate) fn now() -> Duration {
-    static START: LazyLock<Reading> = LazyLock::new(|| (Instant::now(), since_boot()));
+    static START: LazyLock<Moment> = LazyLock::new(|| (Instant::now(), since_boot()));
     let start = *START;
     // The other order than at the start: a thread that is stopped between its two looks sees no suspension.
     let since_boot = since_boot();
@@ -27,10 +27,10 @@ pub(crate) fn now_ms() -> u64 {
 }
 
 /// One moment by two clocks: one that stands still during a suspension, and one that goes on.
-type Reading = (Instant, Duration);
+type Moment = (Instant, Duration);
 
 /// For how long there was a suspension from one moment to a later one.
-fn suspended(start: Reading, end: Reading) -> Duration {
+fn suspended(start: Moment, end: Moment) -> Duration {
     let all = end.1.saturating_sub(start.1);
     all.saturating_sub(end.0.saturating_duration_since(start.0))
 }

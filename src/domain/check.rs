@@ -39,11 +39,11 @@ pub(crate) const MAX_CHARGES: usize = 64;
 /// ```
 #[derive(Clone, Debug)]
 pub struct Check {
-    inner: Arc<Inner>,
+    inner: Arc<CheckCore>,
 }
 
 #[derive(Clone, Debug, Default)]
-struct Inner {
+struct CheckCore {
     /// The charges that count, then looks for blocks, then the charges of shadows. Most checks have one, which needs no
     /// other allocation.
     all: SmallVec<[Charge; 1]>,
@@ -247,7 +247,7 @@ impl Check {
 
     /// Returns a check of charges in their order, the first of which count, which enforces no blocks.
     fn of(all: impl IntoIterator<Item = Charge>, counting: usize) -> Self {
-        let mut inner = Inner::default();
+        let mut inner = CheckCore::default();
         all.into_iter().for_each(|charge| inner.push(charge));
         let counting = counting.min(inner.all.len());
         inner.ruled = inner.all[..counting].partition_point(|charge| !charge.is_look());
@@ -262,7 +262,7 @@ impl Check {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CheckBuilder {
     /// With charges in the order in which they were added. `None` while there is nothing to decide.
-    check: Option<Arc<Inner>>,
+    check: Option<Arc<CheckCore>>,
     enforces_blocks: bool,
 }
 
@@ -275,12 +275,12 @@ impl CheckBuilder {
         }
     }
 
-    fn check(&mut self) -> &mut Inner {
+    fn check(&mut self) -> &mut CheckCore {
         let enforces_blocks = self.enforces_blocks;
         let check = self.check.get_or_insert_with(|| {
-            Arc::new(Inner {
+            Arc::new(CheckCore {
                 enforces_blocks,
-                ..Inner::default()
+                ..CheckCore::default()
             })
         });
         Arc::make_mut(check)
@@ -365,7 +365,7 @@ impl CheckBuilder {
     }
 }
 
-impl Inner {
+impl CheckCore {
     /// Notes what is wanted of a charge that is about to be added.
     fn note(&mut self, charge: &Charge) {
         let (seen_by, is_first) = (charge.seen_by(), self.all.iter().all(Charge::is_look));

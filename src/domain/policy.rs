@@ -42,13 +42,13 @@ const MAX_NAME: usize = 64;
 /// ```
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Policy {
-    inner: Arc<Inner>,
+    inner: Arc<PolicyCore>,
     shadow: bool,
     on_failure: Option<FailurePolicy>,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash)]
-struct Inner {
+struct PolicyCore {
     name: Box<str>,
     rules: Box<[Rule]>,
     ban: Option<Ban>,
@@ -105,7 +105,7 @@ impl Policy {
     }
 
     fn of(name: &str, rules: impl Into<Box<[Rule]>>) -> Self {
-        let inner = Inner {
+        let inner = PolicyCore {
             name: name.into(),
             rules: rules.into(),
             ban: None,
@@ -263,9 +263,9 @@ impl Policy {
     pub(crate) fn share(&self, of: NonZeroU32) -> Self {
         let rules = self.rules().iter().map(|rule| rule.share(of));
         Self {
-            inner: Arc::new(Inner {
+            inner: Arc::new(PolicyCore {
                 rules: rules.collect(),
-                ..Inner::clone(&self.inner)
+                ..PolicyCore::clone(&self.inner)
             }),
             ..*self
         }

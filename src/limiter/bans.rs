@@ -16,7 +16,7 @@ use tokio::{
     time::Instant,
 };
 
-use super::{caller::Caller, refusals::Refusals};
+use super::{guarded_store::GuardedStore, refusals::Refusals};
 use crate::{
     background::BackRoom,
     domain::{
@@ -81,7 +81,7 @@ impl StrikeQueue {
     }
 
     /// Counts a strike for each identity that a policy with a ban denies.
-    pub(super) fn count(self: &Arc<Self>, decision: &Decision, caller: &Arc<Caller>) {
+    pub(super) fn count(self: &Arc<Self>, decision: &Decision, guarded: &Arc<GuardedStore>) {
         let Decision::Denied(denial) = decision else {
             return;
         };
@@ -98,30 +98,30 @@ impl StrikeQueue {
             add(&mut waiting, key, ban, u64::from(!is_counted));
         }
         drop(waiting);
-        self.start_counting(caller);
+        self.start_counting(guarded);
     }
 
     /// Waits until the strikes so far are counted.
     #[cfg(feature = "manual-clock")]
-    pub(super) async fn counted(self: &Arc<Self>, caller: &Arc<Caller>) {
+    pub(super) async fn counted(self: &Arc<Self>, guarded: &Arc<GuardedStore>) {
         loop {
             drop(self.tasks.acquire_many(MAX_TASKS).await);
             if lock(&self.waiting).is_empty() {
                 return;
             }
-            self.start_counting(caller); // a strike came while this held the permits
+            self.start_counting(guarded); // a strike came while this held the permits
         }
     }
 
     #[cold]
-    fn start_counting(self: &Arc<Self>, caller: &Arc<Caller>) {
+    fn start_counting(self: &Arc<Self>, guarded: &Arc<GuardedStore>) {
         let Ok(task) = Arc::clone(&self.tasks).try_acquire_owned() else {
             return;
         };
-        let (queue, caller, mut task) = (Arc::clone(self), Arc::clone(caller), Some(task));
+        let (queue, guarded, mut task) = (Arc::clone(self), Arc::clone(guarded), Some(task));
         self.background.spawn(async move {
             while let Some((key, strikes)) = queue.take(&mut task) {
-                count(&caller, &queue.refusals, key, strikes).await;
+                count(&guarded, &queue.refusals, key, strikes).await;
             }
         });
     }
@@ -187,10 +187,10 @@ fn add(waiting: &mut HashMap<Key, Vec<Strikes>>, key: &Key, struck: &Struck, cou
 /// next denial is a strike as well. Each call concerns one identity, because a proxy may keep two keys on two servers.
 ///
 /// The store bans only if the strikes are still there, so that an operator can unblock the identity between the calls.
-async fn count(caller: &Caller, refusals: &Refusals, key: Key, strikes: Vec<Strikes>) {
+async fn count(guarded: &GuardedStore, refusals: &Refusals, key: Key, strikes: Vec<Strikes>) {
     let checks = strikes.iter().map(|it| it.check(&key));
     let now = Instant::now();
-    let replies = call(caller, checks.collect()).await;
+    let replies = call(guarded, checks.collect()).await;
     let mut banned: Vec<(&Struck, u64)> = Vec::new();
     for (strikes, reply) in strikes.iter().zip(replies) {
         if let Some(Reply::Check(decision)) = reply {
@@ -214,7 +214,7 @@ async fn count(caller: &Caller, refusals: &Refusals, key: Key, strikes: Vec<Stri
             request,
         }
     });
-    let replies = call(caller, bans.collect()).await;
+    let replies = call(guarded, bans.collect()).await;
     let made = banned
         .iter()
         .zip(replies)
@@ -230,13 +230,13 @@ async fn count(caller: &Caller, refusals: &Refusals, key: Key, strikes: Vec<Stri
     if let Some(((Struck { policy, .. }, now_ms), block)) = made {
         let left = |until_ms: u64| Duration::from_millis(until_ms.saturating_sub(*now_ms));
         refusals.note_made(&key, block, block.until_ms().map(left), now);
-        caller.events.report(|| Event::Ban { policy, block });
+        guarded.events.report(|| Event::Ban { policy, block });
     }
 }
 
 /// Skips the breaker: strikes follow from denials, so the store has just answered.
-async fn call(caller: &Caller, operations: Vec<Operation>) -> Vec<Option<Reply>> {
-    let replies = within(caller.timeout, caller.store.call(operations)).await;
+async fn call(guarded: &GuardedStore, operations: Vec<Operation>) -> Vec<Option<Reply>> {
+    let replies = within(guarded.timeout, guarded.store.call(operations)).await;
     let replies = replies.and_then(Result::ok).unwrap_or_default();
     replies.into_iter().map(Result::ok).collect()
 }

@@ -9,7 +9,7 @@ use std::{
 
 use super::{
     Limiter,
-    caller::{Answer, Call, Calling, To},
+    guarded_store::{Answer, Call, Calling, To},
     late::Unserved,
     refusals::{KnownBefore, Question},
 };
@@ -263,7 +263,7 @@ impl Limiter {
             Err(question) => {
                 asked.question = question;
                 let begin = |store: &dyn Store| store.check(&check);
-                inner.caller.call(ask.to(), info, begin)
+                inner.guarded.call(ask.to(), info, begin)
             }
         };
         match call {
@@ -289,7 +289,7 @@ impl Limiter {
         let denial = inner.memory.refusals.recall(check, &inner.denial_clock)?;
         let memory = To::Local(&inner.fallback.local);
         let answer = |_: &dyn Store| StoreFuture::ready(Ok(denial));
-        match inner.caller.call(memory, info, answer) {
+        match inner.guarded.call(memory, info, answer) {
             Calling::Ready(answer) => Ok(answer),
             Calling::Waits(_) => Err(None),
         }
@@ -437,7 +437,7 @@ impl Limiter {
     pub(super) fn count_refusal(&self, decision: &Decision) {
         let inner = &self.inner;
         if decision.usage().check().bans() {
-            inner.jobs.strikes.count(decision, &inner.caller);
+            inner.jobs.strikes.count(decision, &inner.guarded);
         }
         if inner.wanted & COUNTS != 0 {
             inner.jobs.reports.count(decision);

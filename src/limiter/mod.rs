@@ -4,12 +4,11 @@
 
 mod bans;
 mod breaker;
-mod caller;
-mod counts;
 mod decide;
 mod events;
 mod fallback;
 mod first_of;
+mod guarded_store;
 pub(crate) mod jitter;
 mod late;
 pub(crate) mod meter;
@@ -21,6 +20,7 @@ mod reload;
 mod reporter;
 mod settle;
 mod slots;
+mod tallies;
 mod timeout;
 mod usage_of;
 mod wait_queue;
@@ -52,11 +52,11 @@ use crate::{
 pub use crate::{background::Background, domain::ActualCost};
 use breaker::Breaker;
 pub(crate) use breaker::DEFAULT_INTERVAL;
-use caller::{Caller, To};
 pub(crate) use decide::Resolution;
 pub(crate) use events::Events;
 use events::{NO_PERCENT, NOTICE_PERCENT};
 use fallback::Fallback;
+use guarded_store::{GuardedStore, To};
 pub use slots::{Slot, SlotWatch};
 pub(crate) use timeout::{FOR_EVER, SETTLING};
 pub(crate) use wait_queue::WhereOpen;
@@ -75,12 +75,12 @@ const DEFAULT_MAX_QUEUE: usize = 1_024;
 /// thread](self#background-work) of the process.
 #[derive(Clone)]
 pub struct Limiter {
-    inner: Arc<Inner>,
+    inner: Arc<LimiterCore>,
 }
 
 #[derive(Clone)]
-struct Inner {
-    caller: Arc<Caller>,
+struct LimiterCore {
+    guarded: Arc<GuardedStore>,
     fallback: Fallback,
     /// The bits of [`wanted`](crate::domain::wanted) that the settings set.
     wanted: u8,
@@ -132,7 +132,7 @@ impl Limiter {
             background,
             strikes: Arc::new(strikes),
         };
-        let inner = Inner {
+        let inner = LimiterCore {
             fallback: Fallback::default(),
             wanted: 0,
             notice_percent: NOTICE_PERCENT,
@@ -143,7 +143,7 @@ impl Limiter {
             caches_denials: false,
             refunds_left: false,
             denial_clock: refusals::own_clock(),
-            caller: Arc::new(Caller::new(store)),
+            guarded: Arc::new(GuardedStore::new(store)),
             memory: Arc::new(memory),
             jobs: Arc::new(jobs),
         };
@@ -153,10 +153,10 @@ impl Limiter {
         .change(|_| {})
     }
 
-    fn change(mut self, change: impl FnOnce(&mut Inner)) -> Self {
+    fn change(mut self, change: impl FnOnce(&mut LimiterCore)) -> Self {
         let inner = Arc::make_mut(&mut self.inner);
         change(inner);
-        let is_observed = inner.caller.events.is_observed();
+        let is_observed = inner.guarded.events.is_observed();
         let bit = |bit, is_set| if is_set { bit } else { 0 };
         inner.wanted = bit(OBSERVER, is_observed)
             | bit(NOTICES, is_observed && inner.notice_percent < NO_PERCENT)
@@ -164,8 +164,8 @@ impl Limiter {
         self
     }
 
-    fn change_caller(self, change: impl FnOnce(&mut Caller)) -> Self {
-        self.change(|inner| change(Arc::make_mut(&mut inner.caller)))
+    fn change_store(self, change: impl FnOnce(&mut GuardedStore)) -> Self {
+        self.change(|inner| change(Arc::make_mut(&mut inner.guarded)))
     }
 
     /// Sets how long one store call may take, including the time to connect or reconnect.
@@ -183,7 +183,7 @@ impl Limiter {
             !timeout.is_zero(),
             "a timeout of zero leaves no time to decide"
         );
-        self.change_caller(|caller| caller.timeout = timeout.min(FOR_EVER))
+        self.change_store(|store| store.timeout = timeout.min(FOR_EVER))
     }
 
     /// Sets the failure policy for policies without their own: what to do when the store [cannot
@@ -225,7 +225,7 @@ impl Limiter {
     /// use. Zero switches the [breaker](self#when-the-store-cannot-decide) off.
     #[must_use]
     pub fn probe_interval(self, interval: Duration) -> Self {
-        self.change_caller(|caller| caller.breaker = Arc::new(Breaker::new(interval)))
+        self.change_store(|store| store.breaker = Arc::new(Breaker::new(interval)))
     }
 
     /// Sets how many callers of [`acquire`](Self::acquire), or requests under a layer's
@@ -321,7 +321,7 @@ impl Limiter {
     /// Sets the observer of decisions and failures. The default is none; a pair `(a, b)` notifies `a`, then `b`.
     #[must_use]
     pub fn observer(self, observer: impl Observer) -> Self {
-        self.change_caller(|caller| caller.events = Events(Some(Arc::new(observer))))
+        self.change_store(|store| store.events = Events(Some(Arc::new(observer))))
     }
 
     /// Sets where the work is done that no request waits for: settlements, renewals and returns of slots, late answers,
@@ -339,7 +339,7 @@ impl Limiter {
     }
 
     pub(crate) fn call_timeout(&self) -> Duration {
-        self.inner.caller.timeout
+        self.inner.guarded.timeout
     }
 
     /// The limiter of a shadow layer, which passes every undecided request.
@@ -366,12 +366,12 @@ impl Limiter {
 
     /// The observer.
     pub(crate) fn events(&self) -> &Events {
-        &self.inner.caller.events
+        &self.inner.guarded.events
     }
 
     /// The earliest time until a failed store may be back.
     pub(crate) fn retry_interval(&self) -> Duration {
-        self.inner.caller.breaker.interval()
+        self.inner.guarded.breaker.interval()
     }
 
     /// Deletes everything charged to `key` under `policy`. For all policies, see [`reset_all`](Self::reset_all).
@@ -388,7 +388,7 @@ impl Limiter {
     #[doc(hidden)]
     pub async fn strikes_counted(&self) {
         let inner = &self.inner;
-        inner.jobs.strikes.counted(&inner.caller).await;
+        inner.jobs.strikes.counted(&inner.guarded).await;
     }
 
     /// Blocks an identity until a time, unless already blocked for longer; returns the block that now holds. See
@@ -425,7 +425,7 @@ impl Limiter {
             let block = store.execute(Operation::Block { key, request });
             block.read(answer_of!(Block))
         };
-        let block = self.inner.caller.ask(To::Store, info, block).await?;
+        let block = self.inner.guarded.ask(To::Store, info, block).await?;
         let refusals = &self.inner.memory.refusals;
         refusals.note_made(key, block, until.span(), now);
         Ok(block)
@@ -444,7 +444,7 @@ impl Limiter {
             let key = key.clone();
             store.execute(Operation::Unblock { key }).map(drop)
         };
-        let result = self.inner.caller.ask(To::Store, info, unblock).await;
+        let result = self.inner.guarded.ask(To::Store, info, unblock).await;
         // Forget even after an error: the store may have unblocked the identity.
         let memory = &self.inner.memory;
         memory.refusals.forget(key);
@@ -463,7 +463,7 @@ impl Limiter {
     /// When the store does not answer, keeps no blocks, or holds one that cannot be read.
     pub async fn blocks(&self, most: usize) -> Result<Vec<BlockedIdentity>, StoreError> {
         let list = Operation::ListBlocks { most };
-        let blocks = self.inner.caller.store.execute(list);
+        let blocks = self.inner.guarded.store.execute(list);
         blocks.read(answer_of!(ListBlocks)).await
     }
 
@@ -519,7 +519,7 @@ impl Limiter {
             })
         };
         let info = CallInfo::of(CallKind::Peek, charges);
-        self.inner.caller.ask(To::Store, info, begin).await
+        self.inner.guarded.ask(To::Store, info, begin).await
     }
 
     /// Publishes the known policies now.
@@ -542,8 +542,8 @@ const ENFORCES_NO_BLOCKS: StoreError = StoreError::invalid_request(
 impl fmt::Debug for Limiter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Limiter")
-            .field("store", &self.inner.caller.store)
-            .field("timeout", &self.inner.caller.timeout)
+            .field("store", &self.inner.guarded.store)
+            .field("timeout", &self.inner.guarded.timeout)
             .field("failure_policy", &self.inner.fallback.policy)
             .finish_non_exhaustive()
     }

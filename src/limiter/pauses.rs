@@ -62,12 +62,12 @@ struct Account {
     length: Duration,
     ends: Instant,
     /// `None` until the pause has ended.
-    turns: Option<Turns>,
+    starts: Option<Starts>,
 }
 
 /// When callers begin after a pause.
 #[derive(Clone, Copy, Debug)]
-struct Turns {
+struct Starts {
     interval: Duration,
     next: Instant,
     /// When all have begun that waited at the end.
@@ -154,8 +154,8 @@ impl Pauses {
             return Err(Blocked::new(key.clone(), block, now_ms));
         }
         for key in check.keys().filter(|_| opens.is_turn) {
-            if let Some(turns) = accounts.get_mut(key).and_then(|it| it.turns.as_mut()) {
-                turns.take(opens.at);
+            if let Some(starts) = accounts.get_mut(key).and_then(|it| it.starts.as_mut()) {
+                starts.take(opens.at);
             }
         }
         Ok(Some(opens))
@@ -278,13 +278,13 @@ fn last_to_open<'c>(
 ) -> Option<(&'c Key, Opens)> {
     let known = check.keys().filter_map(|key| {
         let account = accounts.get(key)?;
-        let at = match account.turns {
-            Some(turns) => turns.next.min(account.ends + LAST).max(now),
+        let at = match account.starts {
+            Some(starts) => starts.next.min(account.ends + LAST).max(now),
             // The store is asked during a pause that it has: it may know that the pause was ended.
             None if account.stored.is_some() => return None,
             None => account.ends,
         };
-        let is_turn = account.turns.is_some();
+        let is_turn = account.starts.is_some();
         Some((key, Opens { at, is_turn }))
     });
     known.max_by_key(|(_, opens)| (opens.at, !opens.is_turn))
@@ -306,7 +306,7 @@ impl Account {
             is_unwritten: false,
             length: ends.saturating_duration_since(now),
             ends,
-            turns: None,
+            starts: None,
         }
     }
 
@@ -315,19 +315,21 @@ impl Account {
         if now < self.ends {
             return false;
         }
-        if self.turns.is_none() {
+        if self.starts.is_none() {
             let waiting = u32::try_from(waiting()).unwrap_or(u32::MAX).max(1);
             if waiting == 1 && now > self.ends + SAME {
                 return true; // this caller has come since
             }
-            self.turns = Some(Turns::new(self.length, self.ends, waiting));
+            self.starts = Some(Starts::new(self.length, self.ends, waiting));
         }
-        let all = self.turns.map_or(now, |turns| turns.next.max(turns.over));
+        let all = self
+            .starts
+            .map_or(now, |starts| starts.next.max(starts.over));
         now >= all.min(self.ends + LAST)
     }
 }
 
-impl Turns {
+impl Starts {
     /// For so many callers that wait at the end of a pause: within a fifth of its length, if they are few.
     fn new(length: Duration, ends: Instant, waiting: u32) -> Self {
         let interval = (length / 5 / waiting).max(LEAST).min(LAST / waiting);

@@ -14,7 +14,7 @@ use tokio::{
     time::sleep,
 };
 
-use super::{counts::Counts, publisher::Publisher, timeout::REPORTING};
+use super::{publisher::Publisher, tallies::Tallies, timeout::REPORTING};
 use crate::{
     background::BackRoom,
     domain::{
@@ -37,7 +37,7 @@ const CALL: usize = 64;
 /// The reports of one limiter and its clones.
 pub(super) struct Reports {
     pub(super) store: Arc<dyn Store>,
-    pub(super) counts: Counts,
+    pub(super) tallies: Tallies,
     pub(super) policies: Publisher,
     /// Held during a report, for those that ask for the newest counts: they may be under way.
     turn: Mutex<()>,
@@ -50,7 +50,7 @@ pub(super) struct Reports {
 impl Reports {
     pub(super) fn new(store: Arc<dyn Store>, background: &Arc<BackRoom>) -> Self {
         Self {
-            counts: Counts::default(),
+            tallies: Tallies::default(),
             policies: Publisher::new(&*store),
             store,
             turn: Mutex::default(),
@@ -62,7 +62,7 @@ impl Reports {
 
     /// Reports what is left, in the background, when the last limiter is dropped.
     pub(super) fn flush_rest(self: &Arc<Self>) {
-        if self.counts.has_news() {
+        if self.tallies.has_news() {
             self.flush_now();
         }
     }
@@ -79,12 +79,12 @@ impl Reports {
     /// Other processes read a store, so it gets the counts each second. A store of this process gets them when they are
     /// read, or after some minutes.
     pub(super) fn count(self: &Arc<Self>, decision: &Decision) {
-        if !self.counts.deny(decision) {
+        if !self.tallies.deny(decision) {
             return;
         }
         if !self.store.is_private() {
             self.ensure_running();
-        } else if self.counts.fills_up() {
+        } else if self.tallies.fills_up() {
             self.flush_now();
         }
     }
@@ -95,7 +95,7 @@ impl Reports {
             let at_ms = part.decided_at_ms();
             for charge in part.check().charges() {
                 let units = charge.cost().cast_signed();
-                self.counts.contribute(charge, at_ms, at_ms, units);
+                self.tallies.contribute(charge, at_ms, at_ms, units);
             }
             self.ensure_running();
         }
@@ -117,7 +117,7 @@ impl Reports {
             } else {
                 usage.decided_at_ms()
             };
-            self.counts.contribute(charge, at_ms, now_ms, difference);
+            self.tallies.contribute(charge, at_ms, now_ms, difference);
         }
         self.ensure_running();
     }
@@ -138,7 +138,7 @@ impl Reports {
         let Some(_turn) = within(REPORTING, self.turn.lock()).await else {
             return true;
         };
-        let reports = self.counts.take(|_| true);
+        let reports = self.tallies.take(|_| true);
         if reports.is_empty() {
             return false;
         }
@@ -151,7 +151,7 @@ impl Reports {
     /// before the newest of them.
     pub(super) async fn flush_account(&self, account: &Account) -> Result<(), StoreError> {
         let _turn = self.turn.lock().await;
-        self.send_all(self.counts.take(|it| it.is(account))).await
+        self.send_all(self.tallies.take(|it| it.is(account))).await
     }
 
     /// Sends reports in several calls. Those of a call are lost on an error: the store may have added them, and must not add
@@ -176,7 +176,7 @@ impl Reports {
         match result.as_ref().map_err(StoreError::kind) {
             Err(Timeout | Unavailable | Refused) => return,
             Err(InvalidRequest) => {
-                self.counts.switch_denials_off();
+                self.tallies.switch_denials_off();
                 if !contributes {
                     return;
                 }
@@ -201,7 +201,7 @@ async fn run(reports: Weak<Reports>, task: OwnedSemaphorePermit) {
         drop(task);
         // A thread that counted just before may still have seen a running task, and so started none.
         fence(SeqCst);
-        if reports.counts.has_news() || reports.policies.has_news() {
+        if reports.tallies.has_news() || reports.policies.has_news() {
             reports.ensure_running();
         }
         return;

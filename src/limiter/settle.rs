@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::{
     Limiter, SETTLING,
-    caller::{Answer, Calling, To},
+    guarded_store::{Answer, Calling, To},
 };
 use crate::{
     domain::{
@@ -160,7 +160,7 @@ impl Limiter {
             // A long interval of the breaker must leave time for several tries.
             let pause = self
                 .inner
-                .caller
+                .guarded
                 .breaker
                 .retry_pause()
                 .saturating_mul(slower);
@@ -204,7 +204,7 @@ impl Limiter {
             })
         };
         let to = self.where_decided(local, timeout);
-        let answer = match self.inner.caller.call(to, || info(first), settle) {
+        let answer = match self.inner.guarded.call(to, || info(first), settle) {
             Calling::Ready(answer) => answer,
             Calling::Waits(call) => call.await,
         };

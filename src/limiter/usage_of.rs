@@ -1,6 +1,6 @@
 //! The usage of one identity: a report, and a reset of everything.
 
-use super::{Limiter, caller::To, decide::Ask};
+use super::{Limiter, decide::Ask, guarded_store::To};
 use crate::{
     domain::{
         charge::Charge,
@@ -119,7 +119,7 @@ impl Limiter {
             let replies = store.call(resets);
             replies.then(|replies| replies?.into_iter().try_for_each(|it| it.map(drop)))
         };
-        let result = self.inner.caller.ask(To::Store, info, call).await;
+        let result = self.inner.guarded.ask(To::Store, info, call).await;
         drop(ending);
         // Wake even after an error: the store may have reset some.
         reset.for_each(|(policy, key)| memory.queues.wake(policy, key));

@@ -30,7 +30,7 @@ pub(super) struct Lines {
 
 /// The number of lines, by their fate.
 #[derive(Default, Serialize)]
-pub(super) struct Counts {
+pub(super) struct LineCounts {
     pub(super) read: u64,
     /// The lines without the prefix in --path.
     pub(super) filtered: u64,
@@ -47,7 +47,7 @@ pub(super) struct Counts {
 }
 
 /// One line, or the reason why there is none.
-pub(super) enum Line<'a> {
+pub(super) enum ReadLine<'a> {
     Text(&'a [u8]),
     TooLong,
     End,
@@ -105,24 +105,24 @@ impl Lines {
     }
 
     /// The next line and its number, counted from 1.
-    pub(super) fn next(&mut self) -> io::Result<(u64, Line<'_>)> {
+    pub(super) fn next(&mut self) -> io::Result<(u64, ReadLine<'_>)> {
         self.line.clear();
         let limit = MAX_LINE as u64 + 1;
         let mut reader = self.reader.by_ref().take(limit);
         if reader.read_until(b'\n', &mut self.line)? == 0 {
-            return Ok((self.number, Line::End));
+            return Ok((self.number, ReadLine::End));
         }
         self.number += 1;
         if self.line.ends_with(b"\n") {
             self.line.pop();
         } else if self.line.len() > MAX_LINE {
             self.reader.skip_until(b'\n')?;
-            return Ok((self.number, Line::TooLong));
+            return Ok((self.number, ReadLine::TooLong));
         }
         if self.number == 1 && self.line.starts_with(BYTE_ORDER_MARK) {
             self.line.drain(..BYTE_ORDER_MARK.len());
         }
-        Ok((self.number, Line::Text(&self.line)))
+        Ok((self.number, ReadLine::Text(&self.line)))
     }
 }
 
@@ -143,9 +143,9 @@ mod tests {
         let mut lengths = Vec::new();
         loop {
             lengths.push(match lines.next().unwrap().1 {
-                Line::Text(line) => Some(line.len()),
-                Line::TooLong => None,
-                Line::End => return lengths,
+                ReadLine::Text(line) => Some(line.len()),
+                ReadLine::TooLong => None,
+                ReadLine::End => return lengths,
             });
             assert!(lines.line.capacity() <= 4 * MAX_LINE);
         }

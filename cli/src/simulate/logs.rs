@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::path::Path;
 
 use super::formats::Format;
-use super::lines::{Counts, Line, Lines};
+use super::lines::{LineCounts, Lines, ReadLine};
 use super::options::SimulateArgs;
 use super::order::Order;
 use super::reader::{Read, Reader};
@@ -27,7 +27,7 @@ pub(super) struct Logs<'a> {
     args: &'a SimulateArgs,
     pub(super) mapping: Mapping,
     logs: Vec<Log<'a>>,
-    pub(super) counts: Counts,
+    pub(super) counts: LineCounts,
     /// Each format, with its time in words and with what to know about it.
     pub(super) formats: Vec<(String, Option<String>)>,
 }
@@ -57,7 +57,7 @@ impl<'a> Logs<'a> {
                 next,
             });
         }
-        let counts = Counts::default();
+        let counts = LineCounts::default();
         Ok(Self {
             args,
             mapping,
@@ -105,10 +105,10 @@ impl<'a> Logs<'a> {
             let next = log.lines.next();
             let (number, line) = next.map_err(|error| Error::file(path, &error))?;
             let (line, read) = match line {
-                Line::End => return Ok(None),
-                Line::TooLong => (&b""[..], Err(Read::Unreadable(TOO_LONG.into()))),
-                Line::Text(line) if line.trim_ascii().is_empty() => continue,
-                Line::Text(line) => {
+                ReadLine::End => return Ok(None),
+                ReadLine::TooLong => (&b""[..], Err(Read::Unreadable(TOO_LONG.into()))),
+                ReadLine::Text(line) if line.trim_ascii().is_empty() => continue,
+                ReadLine::Text(line) => {
                     let place = (at, number);
                     (line, log.reader.read(line, &mut self.mapping, place, false))
                 }

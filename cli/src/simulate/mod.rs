@@ -31,7 +31,7 @@ use serde_json::{Value, json};
 use sluicegate::{Policy, Rule};
 
 use self::jobs::Jobs;
-use self::lines::Counts;
+use self::lines::LineCounts;
 use self::logs::Logs;
 pub(crate) use self::options::SimulateArgs;
 use self::request::Mapping;
@@ -135,7 +135,7 @@ struct Outcome {
     formats: Vec<String>,
     /// Facts to know about the clients before you trust a verdict.
     notes: Vec<String>,
-    lines: Counts,
+    lines: LineCounts,
     over_time: OverTime,
     /// The identities with the most refusals, the greatest first.
     hardest_hit: Vec<(String, Hit)>,

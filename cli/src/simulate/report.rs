@@ -27,13 +27,13 @@ const ROUND: [u64; 17] = [
 ];
 
 /// A line of a plot: a name, a class of the style sheet, and a count for each span.
-struct Line {
+struct PlotLine {
     name: String,
     class: String,
     counts: Vec<u64>,
 }
 
-impl Line {
+impl PlotLine {
     fn new(name: &str, class: String, over_time: &OverTime, count: impl Fn(&Span) -> u64) -> Self {
         let (name, counts) = (escaped(name), over_time.spans.iter().map(count).collect());
         Self {
@@ -60,7 +60,7 @@ pub(super) fn page(outcome: &Outcome) -> String {
                 span.requests
             }
         };
-        Line::new(name, name.to_owned(), over_time, count)
+        PlotLine::new(name, name.to_owned(), over_time, count)
     });
     page += &plot("Requests over time", over_time, &all);
     page += &plot("Refusals over time", over_time, &refusing(outcome));
@@ -74,29 +74,29 @@ pub(super) fn page(outcome: &Outcome) -> String {
 
 /// A line for each rule that refused requests, and one for bans. If there are more rules than colours, several rules
 /// share one.
-fn refusing(outcome: &Outcome) -> Vec<Line> {
+fn refusing(outcome: &Outcome) -> Vec<PlotLine> {
     let (tally, over_time) = (&outcome.tally, &outcome.over_time);
     let rules = tally.rules().enumerate();
     let refusing = rules.filter(|(_, (policy, rule))| rule.refused > 0 && !policy.shadow);
     let colours = (0..COLOURS).cycle().map(|it| format!("k{it}"));
     let lines = refusing.zip(colours).map(|((at, (policy, rule)), class)| {
         let name = format!("{} {}", policy.name, rule.rule);
-        Line::new(&name, class, over_time, |span| span.by_rule[at])
+        PlotLine::new(&name, class, over_time, |span| span.by_rule[at])
     });
     let bans = (tally.banned > 0)
-        .then(|| Line::new("bans", format!("k{COLOURS}"), over_time, |span| span.banned));
+        .then(|| PlotLine::new("bans", format!("k{COLOURS}"), over_time, |span| span.banned));
     lines.chain(bans).collect()
 }
 
 /// Lines that step from span to span, with their names above, and as SVG with axes. Labels are at round times and at four
 /// counts. Empty without lines.
-fn plot(title: &str, over_time: &OverTime, lines: &[Line]) -> String {
+fn plot(title: &str, over_time: &OverTime, lines: &[PlotLine]) -> String {
     let OverTime { seconds, spans } = over_time;
     let mut html = format!("<h2>{title}</h2>\n<p>In spans of {}.\n", span(*seconds));
     if lines.is_empty() {
         return String::new();
     }
-    for Line { name, class, .. } in lines {
+    for PlotLine { name, class, .. } in lines {
         html += &format!("<span class=\"key {class}\"></span>{name}\n");
     }
     html += &format!(
@@ -106,7 +106,7 @@ fn plot(title: &str, over_time: &OverTime, lines: &[Line]) -> String {
     let most = most.map_or(1, |most| *most.max(&1));
     let x = |at: u64| LEFT + at * (WIDTH - LEFT - 20) / (spans.len() as u64).max(1);
     let y = |count: u64| BOTTOM - count * (BOTTOM - 16) / most;
-    for Line { class, counts, .. } in lines {
+    for PlotLine { class, counts, .. } in lines {
         let steps = (1..).zip(counts);
         let steps = steps.map(|(at, count)| format!("V{}H{}", y(*count), x(at)));
         let steps: String = steps.collect();

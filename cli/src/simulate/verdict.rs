@@ -3,7 +3,7 @@
 use serde::Serialize;
 use sluicegate::Policy;
 
-use super::lines::Counts;
+use super::lines::LineCounts;
 use super::tally::{FULL, Tally};
 use crate::{Error, Result};
 
@@ -85,7 +85,7 @@ impl Bound {
     ///
     /// When a verdict would rest on too little: the tool could not judge enough lines, or a full store forgot counts, so
     /// that there may be more refusals than were counted.
-    pub(super) fn verdict(&self, tally: &Tally, lines: &Counts) -> Result<Verdict> {
+    pub(super) fn verdict(&self, tally: &Tally, lines: &LineCounts) -> Result<Verdict> {
         let own = |name: &str| tally.policies.iter().find(|policy| policy.name == name);
         let all = tally.requests;
         let (requests, judged, refused) = match self.policy.as_deref().and_then(own) {

@@ -24,9 +24,9 @@ pub(super) const ROLES: &str = "ip user method path status referer agent";
 
 pub(super) struct View {
     /// The name of each time, its place and its meaning.
-    times: Vec<(String, Place, &'static str)>,
+    times: Vec<(String, FieldPlace, &'static str)>,
     /// The name of each duration, its place and its unit.
-    durations: Vec<(String, Place, String)>,
+    durations: Vec<(String, FieldPlace, String)>,
     pub(super) path: Choice,
     pub(super) status: Choice,
     /// In the order of the fields of the mapping.
@@ -37,7 +37,7 @@ pub(super) struct View {
 pub(super) struct Choice {
     /// Empty for a field that you name by its own name.
     role: &'static str,
-    pub(super) places: Vec<Place>,
+    pub(super) places: Vec<FieldPlace>,
 }
 
 impl View {
@@ -48,7 +48,7 @@ impl View {
         fields: impl Iterator<Item = &'f str>,
         time: Option<&String>,
     ) -> Self {
-        let place = |name: &str| Place::of(pattern, name);
+        let place = |name: &str| FieldPlace::of(pattern, name);
         let named = |role: &str| format.roles.get(role).into_iter().flatten();
         let choice = |name: &str| {
             let role = ROLES.split(' ').find(|role| *role == name);
@@ -148,7 +148,7 @@ pub(super) enum Record<'a> {
 
 /// The place of a field's value.
 #[derive(Clone)]
-pub(super) enum Place {
+pub(super) enum FieldPlace {
     /// A group of a pattern.
     Group(usize),
     /// The value behind a name and `=` in a group.
@@ -157,7 +157,7 @@ pub(super) enum Place {
     Member(String),
 }
 
-impl Place {
+impl FieldPlace {
     /// The place of a field in JSON; or in text, also of `field.name`.
     pub(super) fn of(pattern: Option<&Pattern>, name: &str) -> Option<Self> {
         let Some(pattern) = pattern else {
@@ -178,18 +178,18 @@ impl Place {
 
 impl Record<'_> {
     /// The value at a place; `None` if there is none, or only a `-`.
-    pub(super) fn get(&self, place: &Place) -> Option<Cow<'_, [u8]>> {
+    pub(super) fn get(&self, place: &FieldPlace) -> Option<Cow<'_, [u8]>> {
         let group = |at: usize| match self {
             Self::Text(groups, line) => groups.get(at).map(|(from, to)| &line[from..to]),
             Self::Json(_) => None,
         };
         let value: Cow<'_, [u8]> = match (place, self) {
-            (Place::Group(at), _) => group(*at)?.into(),
-            (Place::Part(at, part), _) => {
+            (FieldPlace::Group(at), _) => group(*at)?.into(),
+            (FieldPlace::Part(at, part), _) => {
                 let found = part.captures(group(*at)?)?;
                 found.get(1).or(found.get(2))?.as_bytes().into()
             }
-            (Place::Member(name), Self::Json(value)) => text(member(value, name)?)?,
+            (FieldPlace::Member(name), Self::Json(value)) => text(member(value, name)?)?,
             _ => return None,
         };
         (!is_nobody(&value)).then_some(value)
@@ -293,7 +293,7 @@ mod tests {
             ("no", None),
             ("a.c.d", None),
         ] {
-            let found = record.get(&Place::Member(name.to_owned()));
+            let found = record.get(&FieldPlace::Member(name.to_owned()));
             let found = found.map(|it| String::from_utf8(it.into_owned()).unwrap());
             assert_eq!(found.as_deref(), value, "{name}");
         }

@@ -27,7 +27,7 @@ use crate::domain::{
 /// You also need the usage of an admitted check to settle the check: see [`Limiter::settle`](crate::Limiter::settle).
 #[derive(Clone, Debug)]
 pub struct Usage {
-    inner: Arc<Inner>,
+    inner: Arc<UsageCore>,
     /// `None` for most.
     beside: Option<Arc<Beside>>,
 }
@@ -41,7 +41,7 @@ struct Beside {
 }
 
 #[derive(Clone, Debug)]
-struct Inner {
+struct UsageCore {
     check: Check,
     decided_at_ms: u64,
     rules: RuleUsages,
@@ -152,7 +152,7 @@ impl Usage {
     ) -> Self {
         let rights = if is_admitted { SETTLEMENT | SLOTS } else { 0 };
         Self {
-            inner: Arc::new(Inner {
+            inner: Arc::new(UsageCore {
                 check: check.clone(),
                 decided_at_ms,
                 rules: rules.into(),
@@ -165,7 +165,7 @@ impl Usage {
 
     /// To change a usage that nothing else has yet: clones keep the old facts.
     #[inline]
-    fn edit(&mut self) -> &mut Inner {
+    fn edit(&mut self) -> &mut UsageCore {
         Arc::make_mut(&mut self.inner)
     }
 

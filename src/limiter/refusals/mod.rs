@@ -57,7 +57,7 @@ const MAX_BLOCKS: usize = 10_000;
 const MAX_DENIALS: usize = 16_384;
 
 /// Enough that a refund to one identity rarely ends the denials of another.
-const REFUND_SLOTS: usize = 16_384;
+const REFUND_GROUPS: usize = 16_384;
 
 /// Denials of larger checks are not remembered, so that memory is bounded.
 const MAX_CHARGES: usize = 16;
@@ -92,9 +92,9 @@ struct CachedDenial {
     check: Check,
     denial: Decision,
     validity: Validity,
-    /// The number of the last refund before the question, and the slots whose later refunds end this denial.
+    /// The number of the last refund before the question, and the groups whose later refunds end this denial.
     given_back: u64,
-    slots: Box<[usize]>,
+    groups: Box<[usize]>,
 }
 
 /// The number of blocks known when a store call began: its answer can revoke only those.
@@ -141,12 +141,14 @@ impl Refusals {
             return Err(None);
         }
         let (hash, now) = (self.denials.hash(Subject(check)), clock());
-        let refunds = self.refunds.get_or_init(|| RefundEpochs::new(REFUND_SLOTS));
+        let refunds = self
+            .refunds
+            .get_or_init(|| RefundEpochs::new(REFUND_GROUPS));
         let known = self.denials.read(hash, |known| {
-            let mut slots = known.slots.iter();
+            let mut groups = known.groups.iter();
             let holds = Subject(&known.check) == Subject(check)
                 && known.validity.holds(now)
-                && slots.all(|slot| refunds.none_since(known.given_back, *slot));
+                && groups.all(|group| refunds.none_since(known.given_back, *group));
             holds.then(|| (known.denial.clone(), known.validity.age_ms(now)))
         });
         match known.flatten() {
@@ -182,15 +184,15 @@ impl Refusals {
                 denial: decision.clone(),
                 validity,
                 given_back: question.given_back,
-                slots: self.slots_that_end(check, decision, refunds),
+                groups: self.groups_that_end(check, decision, refunds),
             };
             self.denials
                 .insert(question.hash, denial, |it| it.validity.until);
         }
     }
 
-    /// The slots of the charges that do not fit, and of the blocks of all keys. Any of these can end the denial early.
-    fn slots_that_end(
+    /// The groups of the charges that do not fit, and of the blocks of all keys. Any of these can end the denial early.
+    fn groups_that_end(
         &self,
         check: &Check,
         denial: &Decision,
@@ -202,7 +204,7 @@ impl Refusals {
         let keys = check.keys().filter(|_| check.enforces_blocks());
         denying
             .chain(keys.map(|key| self.denials.hash(key)))
-            .map(|hash| refunds.slot(hash))
+            .map(|hash| refunds.group(hash))
             .collect()
     }
 
@@ -222,9 +224,9 @@ impl Refusals {
         units: impl Iterator<Item = (&'a Policy, &'a Key)>,
     ) -> Option<GivenBack> {
         let refunds = self.refunds.get()?;
-        let slot = |(policy, key): (&Policy, _)| self.denials.hash((policy.name(), key));
+        let group = |(policy, key): (&Policy, _)| self.denials.hash((policy.name(), key));
         Some(GivenBack {
-            slots: units.map(|it| refunds.slot(slot(it))).collect(),
+            groups: units.map(|it| refunds.group(group(it))).collect(),
             refusals: Arc::clone(self),
         })
     }
@@ -232,7 +234,7 @@ impl Refusals {
     /// Ends the denials of an identity whose blocks have changed.
     fn end_denials_of(&self, key: &Key) {
         if let Some(refunds) = self.refunds.get() {
-            refunds.note(refunds.slot(self.denials.hash(key)));
+            refunds.note(refunds.group(self.denials.hash(key)));
         }
     }
 }
@@ -240,13 +242,13 @@ impl Refusals {
 /// The units of a call that gives some back. They are recorded on drop: after the store's answer or error, or when the caller has left.
 pub(super) struct GivenBack {
     refusals: Arc<Refusals>,
-    slots: Vec<usize>,
+    groups: Vec<usize>,
 }
 
 impl Drop for GivenBack {
     fn drop(&mut self) {
         if let Some(refunds) = self.refusals.refunds.get() {
-            self.slots.iter().for_each(|slot| refunds.note(*slot));
+            self.groups.iter().for_each(|group| refunds.note(*group));
         }
     }
 }

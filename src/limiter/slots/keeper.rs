@@ -53,7 +53,7 @@ const WARNINGS_MS: u64 = 60_000;
 
 /// The slots of the clones of one limiter.
 pub(in crate::limiter) struct Keeper {
-    entries: Mutex<BTreeMap<Due, Entry>>,
+    entries: Mutex<BTreeMap<Due, KeptHolding>>,
     /// Notified when an entry is due before all others.
     changed: Notify,
     next_number: AtomicU64,
@@ -69,7 +69,7 @@ pub(in crate::limiter) struct Keeper {
 /// When to look at a holding; the hash of its key, so that those of a key are together; and its number.
 type Due = (u64, u64, u64);
 
-struct Entry {
+struct KeptHolding {
     holding: Arc<Holding>,
     /// `None` while the slots are held.
     ended: Option<Ended>,
@@ -89,7 +89,7 @@ struct Work {
     renewals: Vec<Arc<Holding>>,
     lost: Vec<Arc<Holding>>,
     /// Those that were not returned before they expired.
-    gone: Vec<Entry>,
+    gone: Vec<KeptHolding>,
 }
 
 impl Keeper {
@@ -148,7 +148,7 @@ impl Keeper {
     fn set(self: &Arc<Self>, holding: &Arc<Holding>, ended: Option<Ended>, due_ms: u64) {
         let mut entries = lock(&self.entries);
         let before = entries.remove(&holding.due());
-        let entry = Entry {
+        let entry = KeptHolding {
             holding: Arc::clone(holding),
             ended,
         };
@@ -276,7 +276,7 @@ impl Keeper {
     }
 }
 
-fn insert(entries: &mut BTreeMap<Due, Entry>, entry: Entry, due_ms: u64) {
+fn insert(entries: &mut BTreeMap<Due, KeptHolding>, entry: KeptHolding, due_ms: u64) {
     entry.holding.due_ms.store(due_ms, Relaxed);
     entries.insert(entry.holding.due(), entry);
 }

@@ -59,7 +59,7 @@ struct Holding {
     subject: u64,
     /// When the keeper looks at it.
     due_ms: AtomicU64,
-    state: Mutex<State>,
+    state: Mutex<HoldingState>,
     /// Notified when the slots are lost.
     lost: Notify,
     is_shadow: bool,
@@ -69,7 +69,7 @@ struct Holding {
     window_ms: u64,
 }
 
-enum State {
+enum HoldingState {
     Held {
         /// From before the request was sent that the slots were taken or renewed by.
         since_ms: u64,
@@ -106,7 +106,8 @@ impl Limiter {
             let taking = charges.filter(|charge| charge.takes_slots());
             let is_local = usage.is_local();
             holdings.extend(taking.map(|charge| {
-                let holding = self.holding(charge, State::Held { since_ms }, is_local, is_shadow);
+                let holding =
+                    self.holding(charge, HoldingState::Held { since_ms }, is_local, is_shadow);
                 let keeper = &self.inner.jobs.keeper;
                 if !holding.is_renewed {
                     keeper.warn_of_early_expiry();
@@ -122,7 +123,7 @@ impl Limiter {
     fn holding(
         &self,
         charge: &Charge,
-        state: State,
+        state: HoldingState,
         is_local: bool,
         is_shadow: bool,
     ) -> Arc<Holding> {
@@ -150,7 +151,7 @@ impl Limiter {
         let (keeper, again_after) = (&self.inner.jobs.keeper, self.call_timeout());
         let charges = check.all_charges().iter();
         for charge in charges.filter(|charge| charge.takes_slots()) {
-            let holding = self.holding(charge, State::Returned, false, false);
+            let holding = self.holding(charge, HoldingState::Returned, false, false);
             keeper.end(&holding, again_after);
         }
     }
@@ -174,7 +175,7 @@ impl Limiter {
         };
         let to = self.where_decided(is_local, self.call_timeout());
         let info = CallInfo::new(kind, slots.check());
-        self.inner.caller.ask(to, info, change).await
+        self.inner.guarded.ask(to, info, change).await
     }
 
     /// Returns slots.
@@ -380,8 +381,8 @@ impl Holding {
     /// Returns the slots, if they are held.
     fn end(self: &Arc<Self>) {
         let mut state = lock(&self.state);
-        let was_held = matches!(*state, State::Held { .. });
-        *state = State::Returned;
+        let was_held = matches!(*state, HoldingState::Held { .. });
+        *state = HoldingState::Returned;
         drop(state);
         if was_held {
             self.limiter.inner.jobs.keeper.end(self, Duration::ZERO);
@@ -401,21 +402,21 @@ impl Holding {
     /// seen lost stay lost.
     fn renewed(&self, asked_at_ms: u64) -> bool {
         match &mut *lock(&self.state) {
-            State::Held { since_ms } if self.left_since(*since_ms) > 0 => {
+            HoldingState::Held { since_ms } if self.left_since(*since_ms) > 0 => {
                 *since_ms = asked_at_ms.max(*since_ms);
                 true
             }
-            State::Held { .. } | State::Lost => false,
-            State::Returned => true,
+            HoldingState::Held { .. } | HoldingState::Lost => false,
+            HoldingState::Returned => true,
         }
     }
 
     /// How much longer the slots are surely held; `None` if they are returned.
     fn left_ms(&self) -> Option<u64> {
         match *lock(&self.state) {
-            State::Held { since_ms } => Some(self.left_since(since_ms)),
-            State::Lost => Some(0),
-            State::Returned => None,
+            HoldingState::Held { since_ms } => Some(self.left_since(since_ms)),
+            HoldingState::Lost => Some(0),
+            HoldingState::Returned => None,
         }
     }
 
@@ -444,10 +445,10 @@ impl Holding {
     /// Notifies the holder that the slots are lost. Returns whether they were: not if it has returned them.
     fn lose(&self) -> bool {
         let mut state = lock(&self.state);
-        if !matches!(*state, State::Held { .. }) {
+        if !matches!(*state, HoldingState::Held { .. }) {
             return false;
         }
-        *state = State::Lost;
+        *state = HoldingState::Lost;
         drop(state);
         self.report(SlotChange::Lost);
         self.lost.notify_waiters();

@@ -325,7 +325,8 @@ impl Waiter<'_> {
             Resolution::Open(..) if self.where_open == WhereOpen::Pass => None,
             Resolution::Open(error, _) | Resolution::Closed(error) => {
                 let goes_on = is_passing(error) && now < deadline;
-                goes_on.then(|| deadline.min(now + self.limiter.inner.caller.breaker.retry_pause()))
+                goes_on
+                    .then(|| deadline.min(now + self.limiter.inner.guarded.breaker.retry_pause()))
             }
         }
     }

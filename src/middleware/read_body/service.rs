@@ -50,7 +50,7 @@ where
         let (head, body) = request.into_parts();
         if body.is_end_stream() || !self.shared.reads(&head) {
             let request = Some(Request::from_parts(head, body));
-            let state = State::Unready { service, request };
+            let state = ReadState::Unready { service, request };
             return ReadBodyFuture { state };
         }
         let most = self.shared.most;
@@ -71,7 +71,7 @@ where
         };
         let reading = Some(Box::new(reading));
         ReadBodyFuture {
-            state: State::Reading { body, reading },
+            state: ReadState::Reading { body, reading },
         }
     }
 }
@@ -115,13 +115,13 @@ pin_project! {
         S: Service<Request<B>>,
     {
         #[pin]
-        state: State<S, T, B, M>,
+        state: ReadState<S, T, B, M>,
     }
 }
 
 pin_project! {
     #[project = Projected]
-    enum State<S, T, B, M>
+    enum ReadState<S, T, B, M>
     where
         S: Service<Request<B>>,
     {
@@ -195,7 +195,7 @@ where
                     match read {
                         Ok(bytes) => {
                             let request = Some(Request::from_parts(head, B::from(bytes)));
-                            State::Unready { service, request }
+                            ReadState::Unready { service, request }
                         }
                         Err(error) => {
                             return Poll::Ready(Ok(refused(error, &head, &*shared.rejection)));
@@ -204,7 +204,7 @@ where
                 }
                 Projected::Unready { service, request } => {
                     ready!(service.poll_ready(cx))?;
-                    State::Called {
+                    ReadState::Called {
                         response: service.call(taken(request)),
                     }
                 }

@@ -2,18 +2,18 @@
 
 use std::sync::Arc;
 
-use super::Core;
+use super::LeasesCore;
 use crate::domain::{charge::Charge, operation::Operation, settlement::Settlement};
 
 /// Ends the leases of some operations: before the call of the store, and when this is dropped, which is after the answer
 /// or when the caller has left. Identities may become hot meanwhile.
 pub(super) struct EndsLeases {
-    core: Arc<Core>,
+    core: Arc<LeasesCore>,
     operations: Vec<Operation>,
 }
 
 impl EndsLeases {
-    pub(super) fn of(core: &Arc<Core>, operations: &[Operation]) -> Self {
+    pub(super) fn of(core: &Arc<LeasesCore>, operations: &[Operation]) -> Self {
         let ends = |operation: &&Operation| match operation {
             Operation::Block { .. } | Operation::Ban { .. } | Operation::Reset { .. } => true,
             Operation::Settle(settlement) => raised(settlement).next().is_some(),

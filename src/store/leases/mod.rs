@@ -51,13 +51,13 @@ const PATIENCE: Duration = Duration::from_secs(10);
 #[doc = concat!(include_str!("../../../docs/links.md"), include_str!("../../../docs/guide/leases.md"))]
 #[derive(Clone)]
 pub struct Leases {
-    core: Arc<Core>,
+    core: Arc<LeasesCore>,
 }
 
 /// Says the time since some moment.
 type Now = Arc<dyn Fn() -> Duration + Send + Sync>;
 
-struct Core {
+struct LeasesCore {
     store: Arc<dyn Store>,
     now: Now,
     table: Table,
@@ -74,7 +74,7 @@ impl Leases {
 
     fn build(store: Arc<dyn Store>, now: Now, background: Arc<BackRoom>) -> Self {
         Self {
-            core: Arc::new(Core {
+            core: Arc::new(LeasesCore {
                 store,
                 now,
                 table: Table::new(),
@@ -112,7 +112,7 @@ impl Leases {
     }
 }
 
-impl Core {
+impl LeasesCore {
     fn now(&self) -> Duration {
         (self.now)()
     }
@@ -264,7 +264,7 @@ fn note_units(hot: &HotOfCheck, decision: Option<&mut Decision>) {
 }
 
 /// The task that sweeps the hot identities. If it is dropped with its runtime, the next check starts another.
-async fn sweep(core: Weak<Core>, _task: OwnedSemaphorePermit) {
+async fn sweep(core: Weak<LeasesCore>, _task: OwnedSemaphorePermit) {
     loop {
         sleep(SWEEP).await;
         match core.upgrade() {

@@ -5,7 +5,7 @@ use std::sync::{MutexGuard, PoisonError};
 use smallvec::SmallVec;
 
 use super::{
-    Inner,
+    MemoryCore,
     shard::{NO_ENTRY, Shard},
     token::Token,
 };
@@ -28,7 +28,7 @@ use crate::{
 
 /// All shards of one operation, locked together, so that a check over several keys is atomic.
 pub(super) struct Locked<'a> {
-    store: &'a Inner,
+    store: &'a MemoryCore,
     /// Read under the locks, so that the time of a key never steps back.
     now_ms: u64,
     /// The tokens of all keys of the operation. None of these keys is dropped to make room for another.
@@ -45,7 +45,7 @@ type Guards<'a> = SmallVec<[(usize, MutexGuard<'a, Shard>); 2]>;
 
 impl<'a> Locked<'a> {
     /// Locks nothing yet.
-    pub(super) fn new(store: &'a Inner) -> Self {
+    pub(super) fn new(store: &'a MemoryCore) -> Self {
         Self {
             store,
             now_ms: 0,

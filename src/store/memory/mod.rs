@@ -97,10 +97,10 @@ const QUIET_MS: u64 = 60_000;
 /// window, or to put a limit on something that your clients cannot make up.
 #[derive(Clone)]
 pub struct MemoryStore {
-    inner: Arc<Inner>,
+    inner: Arc<MemoryCore>,
 }
 
-struct Inner {
+struct MemoryCore {
     capacity: usize,
     clock: Clock,
     tokens: Tokens,
@@ -165,7 +165,7 @@ impl MemoryStore {
             Mutex::new(Shard::new(share))
         });
         Self {
-            inner: Arc::new(Inner {
+            inner: Arc::new(MemoryCore {
                 capacity: keys,
                 clock,
                 tokens: Tokens::default(),
@@ -179,7 +179,7 @@ impl MemoryStore {
     }
 }
 
-impl Inner {
+impl MemoryCore {
     fn execute(&self, operation: &Operation) -> Result<Reply, StoreError> {
         if !operation.is_of_keys() {
             return self.report(operation);

@@ -43,7 +43,7 @@ mod operations;
 mod ping;
 mod policies;
 #[cfg(feature = "cluster")]
-mod several_slots;
+mod several_hash_slots;
 #[cfg(feature = "tls")]
 mod tls;
 #[cfg(feature = "bb8")]

@@ -21,16 +21,17 @@ use crate::{
 impl Store for RedisStore {
     fn check(&self, check: &Check) -> StoreFuture<Decision> {
         #[cfg(feature = "cluster")]
-        if let Some(reply) = self.in_several_slots(Some(check), || Operation::Check(check.clone()))
+        if let Some(reply) =
+            self.in_several_hash_slots(Some(check), || Operation::Check(check.clone()))
         {
             return reply.read(answer_of!(Check));
         }
-        self.check_one_slot(check)
+        self.check_one_hash_slot(check)
     }
 
     fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
         #[cfg(feature = "cluster")]
-        if let Some(reply) = self.in_several_slots(operation.check(), || operation.clone()) {
+        if let Some(reply) = self.in_several_hash_slots(operation.check(), || operation.clone()) {
             return reply;
         }
         match operation {
@@ -46,8 +47,9 @@ impl Store for RedisStore {
                 .publish_all(policies)
                 .map(|()| Reply::Publish(reconnects())),
             of_keys => {
-                let index =
-                    Self::index_update(slice::from_ref(&of_keys), |look| self.check_one_slot(look));
+                let index = Self::index_update(slice::from_ref(&of_keys), |look| {
+                    self.check_one_hash_slot(look)
+                });
                 self.with_index(index, self.execute_one(of_keys, None, Some), |_| true)
             }
         }
@@ -58,11 +60,13 @@ impl Store for RedisStore {
             return one_by_one(self, operations);
         }
         #[cfg(feature = "cluster")]
-        if self.transports.is_cluster() && !self.are_in_one_slot(&operations) {
+        if self.transports.is_cluster() && !self.are_in_one_hash_slot(&operations) {
             return one_by_one(self, operations);
         }
-        let index = Self::index_update(&operations, |look| self.check_one_slot(look));
-        self.with_index(index, self.call_one_slot(operations), |all| are_done(all))
+        let index = Self::index_update(&operations, |look| self.check_one_hash_slot(look));
+        self.with_index(index, self.call_one_hash_slot(operations), |all| {
+            are_done(all)
+        })
     }
 
     fn fails_apart(&self) -> bool {

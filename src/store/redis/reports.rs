@@ -85,7 +85,7 @@ impl RedisStore {
             Account::Contributors { key, .. } => key.clone(),
             Account::Denials => Key::new("", ""),
         };
-        let decision = self.check_one_slot(&look(key)).await?;
+        let decision = self.check_one_hash_slot(&look(key)).await?;
         Ok(decision.usage().decided_at_ms())
     }
 

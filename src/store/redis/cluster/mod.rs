@@ -15,7 +15,9 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use redis::{Cmd, ErrorKind, RedisError, RedisResult, ServerErrorKind, cluster_routing::Slot};
+use redis::{
+    Cmd, ErrorKind, RedisError, RedisResult, ServerErrorKind, cluster_routing::Slot as HashSlot,
+};
 
 pub(super) use node::Node;
 use node::is_out_of_service;
@@ -51,25 +53,25 @@ impl Cluster {
         self: &Arc<Self>,
         key: &[u8],
     ) -> RedisResult<(Arc<Node>, Arc<Connection>)> {
-        let slot = Slot::for_key(key);
-        let node = self.owner(slot).await?;
+        let hash_slot = HashSlot::for_key(key);
+        let node = self.owner(hash_slot).await?;
         match node.reach().await {
             Ok(connection) => Ok((node, connection)),
-            Err(error) => self.reach_another(slot, &node, error).await,
+            Err(error) => self.reach_another(hash_slot, &node, error).await,
         }
     }
 
     /// Waits for a connection to the successor of a primary that does not accept connections.
     async fn reach_another(
         self: &Arc<Self>,
-        slot: Slot,
+        hash_slot: HashSlot,
         node: &Arc<Node>,
         error: RedisError,
     ) -> RedisResult<(Arc<Node>, Arc<Connection>)> {
         if !error.is_connection_refusal() && !is_out_of_service(&error) {
             return Err(error);
         }
-        match self.owner(slot).await? {
+        match self.owner(hash_slot).await? {
             other if Arc::ptr_eq(&other, node) => Err(error),
             other => {
                 let connection = other.reach().await?;
@@ -86,7 +88,7 @@ impl Cluster {
         node: &Arc<Node>,
         connection: &Arc<Connection>,
     ) -> Reply {
-        let slot = Slot::for_key(key);
+        let hash_slot = HashSlot::for_key(key);
         let (mut node, mut connection) = (Arc::clone(node), Arc::clone(connection));
         let mut asking = false;
         for _ in 0..MAX_HOPS {
@@ -100,10 +102,10 @@ impl Cluster {
             }
             (node, connection) = match error.kind() {
                 ErrorKind::Server(ServerErrorKind::Moved) => {
-                    let named = self.nodes().moved(slot, &error, &node)?;
+                    let named = self.nodes().moved(hash_slot, &error, &node)?;
                     match named.reach().await {
                         Ok(connection) => (named, connection),
-                        Err(error) => self.reach_another(slot, &named, error).await?,
+                        Err(error) => self.reach_another(hash_slot, &named, error).await?,
                     }
                 }
                 ErrorKind::Server(ServerErrorKind::Ask) => {
@@ -114,7 +116,7 @@ impl Cluster {
                 }
                 // The command was certainly not executed.
                 _ if error.is_connection_refusal() || is_out_of_service(&error) => {
-                    self.reach_another(slot, &node, error).await?
+                    self.reach_another(hash_slot, &node, error).await?
                 }
                 _ => return Ok(Err(error)),
             };
@@ -124,21 +126,21 @@ impl Cluster {
 
     /// The primary of a hash slot. Waits for a refresh of the topology only if no primary is known, or the known one may
     /// have failed.
-    async fn owner(self: &Arc<Self>, slot: Slot) -> RedisResult<Arc<Node>> {
-        let known = self.nodes().owner(slot);
+    async fn owner(self: &Arc<Self>, hash_slot: HashSlot) -> RedisResult<Arc<Node>> {
+        let known = self.nodes().owner(hash_slot);
         match known {
             Some(node) if !node.is_suspect() => Ok(node),
             _ => {
                 let refreshed = self.refresh().await;
-                let owner = self.nodes().owner(slot);
+                let owner = self.nodes().owner(hash_slot);
                 owner.ok_or_else(|| refreshed.err().unwrap_or_else(unserved))
             }
         }
     }
 
     /// `HOST:PORT` of the primary of a hash slot, if known.
-    pub(super) fn address_of(&self, slot: Slot) -> Option<String> {
-        Some(self.nodes().owner(slot)?.address().to_string())
+    pub(super) fn address_of(&self, hash_slot: HashSlot) -> Option<String> {
+        Some(self.nodes().owner(hash_slot)?.address().to_string())
     }
 
     /// All primaries that serve hash slots in the current topology, of which there is at least one.
@@ -154,5 +156,5 @@ impl Cluster {
 }
 
 fn unserved() -> RedisError {
-    io::Error::other("no node serves this slot").into()
+    io::Error::other("no node serves this hash slot").into()
 }

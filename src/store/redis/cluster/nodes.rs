@@ -6,7 +6,10 @@ use std::{
     sync::Arc,
 };
 
-use redis::{ConnectionAddr, RedisError, RedisResult, cluster::NodeAddress, cluster_routing::Slot};
+use redis::{
+    ConnectionAddr, RedisError, RedisResult, cluster::NodeAddress,
+    cluster_routing::Slot as HashSlot,
+};
 
 use super::node::{Node, Range};
 use crate::store::redis::connection::Target;
@@ -23,7 +26,7 @@ pub(super) struct Nodes {
 }
 
 /// The primary of each hash slot.
-pub(super) type Owners = HashMap<Slot, Arc<Node>>;
+pub(super) type Owners = HashMap<HashSlot, Arc<Node>>;
 
 impl Nodes {
     /// # Panics
@@ -47,8 +50,8 @@ impl Nodes {
     /// The nodes that own a hash slot, each once, in the order of their hash slots.
     pub(super) fn serving(&self) -> Vec<Arc<Node>> {
         let mut owners: Vec<Arc<Node>> = Vec::new();
-        for slot in (0..16_384).filter_map(Slot::new) {
-            if let Some(owner) = self.owners.get(&slot)
+        for hash_slot in (0..16_384).filter_map(HashSlot::new) {
+            if let Some(owner) = self.owners.get(&hash_slot)
                 && !owners.iter().any(|other| Arc::ptr_eq(other, owner))
             {
                 owners.push(Arc::clone(owner));
@@ -57,8 +60,8 @@ impl Nodes {
         owners
     }
 
-    pub(super) fn owner(&self, slot: Slot) -> Option<Arc<Node>> {
-        self.owners.get(&slot).cloned()
+    pub(super) fn owner(&self, hash_slot: HashSlot) -> Option<Arc<Node>> {
+        self.owners.get(&hash_slot).cloned()
     }
 
     /// All nodes that can report the topology, the most likely to answer first.
@@ -84,12 +87,12 @@ impl Nodes {
     /// The node that a redirect names. Records that node as the owner of the hash slot.
     pub(super) fn moved(
         &mut self,
-        slot: Slot,
+        hash_slot: HashSlot,
         error: &RedisError,
         by: &Node,
     ) -> RedisResult<Arc<Node>> {
         let node = self.named(error, by)?;
-        self.owners.insert(slot, Arc::clone(&node));
+        self.owners.insert(hash_slot, Arc::clone(&node));
         self.ranges.clear();
         Ok(node)
     }
@@ -143,8 +146,8 @@ fn address_in(error: &RedisError, by: &Node) -> RedisResult<NodeAddress> {
 pub(super) fn owners(ranges: &[Range], primaries: &[Arc<Node>]) -> Owners {
     let mut owners = Owners::with_capacity(16_384);
     for (range, node) in ranges.iter().zip(primaries) {
-        let slots = (range.first..=range.last).filter_map(Slot::new);
-        owners.extend(slots.map(|slot| (slot, Arc::clone(node))));
+        let hash_slots = (range.first..=range.last).filter_map(HashSlot::new);
+        owners.extend(hash_slots.map(|hash_slot| (hash_slot, Arc::clone(node))));
     }
     owners
 }
@@ -206,11 +209,11 @@ mod tests {
         let primaries = nodes.primaries(&ranges());
         nodes.adopt(ranges(), owners(&ranges(), &primaries));
         assert!(nodes.is_known(&ranges()));
-        let slot = Slot::new(7).unwrap();
-        assert!(Arc::ptr_eq(&nodes.owner(slot).unwrap(), &primaries[0]));
-        nodes.moved(slot, &moved("node:7001"), &seed).unwrap();
+        let hash_slot = HashSlot::new(7).unwrap();
+        assert!(Arc::ptr_eq(&nodes.owner(hash_slot).unwrap(), &primaries[0]));
+        nodes.moved(hash_slot, &moved("node:7001"), &seed).unwrap();
         assert!(!nodes.is_known(&ranges()));
-        assert_eq!(*nodes.owner(slot).unwrap().address(), *"node:7001");
+        assert_eq!(*nodes.owner(hash_slot).unwrap().address(), *"node:7001");
     }
 
     #[test]

@@ -83,7 +83,7 @@ enum Answer {
     Visited(Address, RedisResult<Connection>),
 }
 
-type Asked = Pin<Box<dyn Future<Output = Answer> + Send>>;
+type Inquiry = Pin<Box<dyn Future<Output = Answer> + Send>>;
 
 impl Sentinels {
     /// Asks all sentinels at once. An address is tried as soon as most sentinels name it, the other addresses when all
@@ -157,8 +157,8 @@ impl Sentinels {
         self.found.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn ask(&self) -> FuturesUnordered<Asked> {
-        let ask = |sentinel: &Arc<ReconnectingConnection>| -> Asked {
+    fn ask(&self) -> FuturesUnordered<Inquiry> {
+        let ask = |sentinel: &Arc<ReconnectingConnection>| -> Inquiry {
             let (sentinel, question) = (Arc::clone(sentinel), self.question.clone());
             Box::pin(async move {
                 Answer::Named(match sentinel.send(&question).await {

@@ -263,13 +263,13 @@ const CODES: [(&str, StoreErrorKind, bool, &str); 29] = {
         ("NOCLUSTER", AccessDenied, false, "the Redis server is not of a cluster"),
         (FORBIDDEN, AccessDenied, false, "the Redis server forbids a command that this store needs"),
         (NO_CREDENTIALS, AccessDenied, false, "the source of credentials gives none that the server accepts"),
-        ("CROSSSLOT", Protocol, true, "the keys of one call are in different slots of the Redis cluster"),
+        ("CROSSSLOT", Protocol, true, "the keys of one call are in different hash slots of the Redis cluster"),
         ("WRONGTYPE", Protocol, false, "a key holds a value of another type, not written by this crate"),
         ("NOSCRIPT", Protocol, false, "the Redis server does not keep the script"),
         ("EXECABORT", Protocol, true, UNKNOWN),
     ]
 };
-const MOVING: &str = "the Redis cluster cannot serve this slot now";
+const MOVING: &str = "the Redis cluster cannot serve this hash slot now";
 
 fn of_server(code: &str) -> (StoreErrorKind, bool, &'static str) {
     let known = CODES.iter().find(|it| it.0 == code);
@@ -337,7 +337,7 @@ pub(super) const UNREADABLE: StoreError =
         .unsent();
 pub(super) const UNASKED: StoreError = StoreError::new(
     StoreErrorKind::Refused,
-    "a primary of the Redis cluster was not asked, since its slots are being moved",
+    "a primary of the Redis cluster was not asked, since its hash slots are being moved",
 );
 pub(super) const SHUT_DOWN: StoreError = StoreError::new(
     StoreErrorKind::Unavailable,

@@ -14,10 +14,10 @@ use super::sync::{Mutex, MutexGuard};
 pub(super) struct CallQueue<T, C> {
     most: usize,
     gather: fn(&mut Waiting<T>, usize) -> Option<C>,
-    state: Mutex<State<T>>,
+    state: Mutex<QueueState<T>>,
 }
 
-struct State<T> {
+struct QueueState<T> {
     waiting: Waiting<T>,
     in_flight: usize,
     /// Calls that have ended without a successor so far.
@@ -26,7 +26,7 @@ struct State<T> {
 
 impl<T, C> CallQueue<T, C> {
     pub(super) fn new(most: usize, gather: fn(&mut Waiting<T>, usize) -> Option<C>) -> Self {
-        let state = State {
+        let state = QueueState {
             waiting: Waiting::new(),
             in_flight: 0,
             ended: 0,
@@ -74,7 +74,7 @@ impl<T, C> CallQueue<T, C> {
         }
     }
 
-    fn next_call(&self, state: &mut State<T>) -> Option<C> {
+    fn next_call(&self, state: &mut QueueState<T>) -> Option<C> {
         let share = state.waiting.charges.div_ceil(self.most);
         (self.gather)(&mut state.waiting, share)
     }
@@ -86,7 +86,7 @@ impl<T, C> CallQueue<T, C> {
         drop(left);
     }
 
-    fn lock(&self) -> MutexGuard<'_, State<T>> {
+    fn lock(&self) -> MutexGuard<'_, QueueState<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -8,7 +8,7 @@ use std::{
 };
 
 #[cfg(feature = "cluster")]
-use redis::cluster_routing::Slot;
+use redis::cluster_routing::Slot as HashSlot;
 use tokio::runtime::Handle;
 
 use super::{SharedCall, SharedCalls, Slab, call_queue::CallQueue, queued::Task};
@@ -33,11 +33,11 @@ struct OfRuntime {
     calls: Arc<SharedCalls>,
     /// Those to each hash slot of a cluster that was used: some hundred bytes each, for at most 16 384 hash slots.
     #[cfg(feature = "cluster")]
-    slots: Option<Arc<BySlot>>,
+    hash_slots: Option<Arc<ByHashSlot>>,
 }
 
 #[cfg(feature = "cluster")]
-type BySlot = Mutex<HashMap<Slot, Arc<SharedCalls>>>;
+type ByHashSlot = Mutex<HashMap<HashSlot, Arc<SharedCalls>>>;
 
 impl CallQueues {
     pub(in crate::store::redis) fn new(store: RedisStore, in_flight: usize) -> Arc<Self> {
@@ -59,7 +59,7 @@ impl CallQueues {
                 slab: Arc::new(Slab::new()),
             }),
             #[cfg(feature = "cluster")]
-            slots: self.store.transports.is_cluster().then(Arc::default),
+            hash_slots: self.store.transports.is_cluster().then(Arc::default),
         }
     }
 
@@ -72,24 +72,26 @@ impl CallQueues {
         let here = self.runtimes.here(|runtime| self.of_runtime(runtime));
         let here = here.ok_or(NO_RUNTIME)?;
         #[cfg(feature = "cluster")]
-        if let Some(slots) = &here.slots {
+        if let Some(hash_slots) = &here.hash_slots {
             // All keys of the task are in one hash slot. One without keys goes to any.
             let of_other = match task {
                 Task::Check(_) => None,
                 Task::Other(operation) => operation.key(),
             };
             let key = self.store.routing_key(task.check(), of_other);
-            let mut slots = slots.lock().unwrap_or_else(PoisonError::into_inner);
-            let calls = slots.entry(Slot::for_key(&key)).or_insert_with(|| {
-                Arc::new(SharedCalls {
-                    store: self.store.clone(),
-                    transport: here.calls.transport.clone(),
-                    runtime: here.calls.runtime.clone(),
-                    routing_key: key.into(),
-                    queue: CallQueue::new(self.in_flight, SharedCall::gather),
-                    slab: Arc::clone(&here.calls.slab),
-                })
-            });
+            let mut hash_slots = hash_slots.lock().unwrap_or_else(PoisonError::into_inner);
+            let calls = hash_slots
+                .entry(HashSlot::for_key(&key))
+                .or_insert_with(|| {
+                    Arc::new(SharedCalls {
+                        store: self.store.clone(),
+                        transport: here.calls.transport.clone(),
+                        runtime: here.calls.runtime.clone(),
+                        routing_key: key.into(),
+                        queue: CallQueue::new(self.in_flight, SharedCall::gather),
+                        slab: Arc::clone(&here.calls.slab),
+                    })
+                });
             return Ok(Arc::clone(calls));
         }
         Ok(here.calls)

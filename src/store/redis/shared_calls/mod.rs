@@ -35,7 +35,7 @@ use crate::{domain::error::StoreError, store::Reply};
 use call::{Request, Seat, SharedCall, Waiter};
 use call_queue::CallQueue;
 pub(super) use call_queues::CallQueues;
-use queued::{Asked, Place};
+use queued::{NotEntered, Place};
 
 /// The seats of all callers of a store in one runtime.
 type Slab = slab::Slab<Result<Reply, StoreError>>;
@@ -56,7 +56,7 @@ pub(super) struct SharedCalls {
 impl SharedCalls {
     fn begin(self: &Arc<Self>, call: SharedCall) {
         let calls = Arc::clone(self);
-        let place = Turn(Arc::clone(self));
+        let place = InFlight(Arc::clone(self));
         // In a box: a task is moved several times before it runs, and this one takes more than 2 kB.
         let task = Box::pin(async move {
             let Self {
@@ -78,7 +78,7 @@ impl SharedCalls {
     }
 
     /// Lets an operation in; the end of the wait wakes its caller.
-    fn enter(self: &Arc<Self>, asked: Asked, caller: &Waker) -> Place {
+    fn enter(self: &Arc<Self>, asked: NotEntered, caller: &Waker) -> Place {
         let deadline = asked.timeout.map(|timeout| Instant::now() + timeout);
         let (seat, begins_keeper) = self.slab.enter(caller.clone(), deadline);
         if begins_keeper {
@@ -132,9 +132,9 @@ impl SharedCalls {
 }
 
 /// A call's place among those in flight. The drop of a place starts the next call, also if the task is dropped.
-struct Turn(Arc<SharedCalls>);
+struct InFlight(Arc<SharedCalls>);
 
-impl Drop for Turn {
+impl Drop for InFlight {
     fn drop(&mut self) {
         self.0.queue.end(|call| self.0.begin(call));
     }

@@ -53,7 +53,7 @@ impl From<Operation> for Task {
 }
 
 /// A task that has not entered yet.
-pub(super) struct Asked {
+pub(super) struct NotEntered {
     pub(super) task: Task,
     /// Set if somebody else has to know whether the operation is sent.
     pub(super) sent: Option<Sent>,
@@ -71,12 +71,12 @@ pub(super) struct Place {
 
 /// The answer to an operation, which enters the line when first polled. It needs no box.
 pub(crate) struct Queued<T> {
-    stage: Stage,
+    stage: Progress,
     read: fn(Reply) -> Option<T>,
 }
 
-enum Stage {
-    Asked(Arc<CallQueues>, Asked),
+enum Progress {
+    NotEntered(Arc<CallQueues>, NotEntered),
     Waits(Arc<SharedCalls>, Place, Option<Sent>),
     Over,
 }
@@ -89,20 +89,20 @@ impl<T> Queued<T> {
         read: fn(Reply) -> Option<T>,
     ) -> Self {
         let timeout = None;
-        let asked = Asked {
+        let asked = NotEntered {
             task,
             sent,
             timeout,
         };
         Self {
-            stage: Stage::Asked(Arc::clone(queues), asked),
+            stage: Progress::NotEntered(Arc::clone(queues), asked),
             read,
         }
     }
 
     /// Sets how long to wait.
     pub(crate) const fn set_timeout(&mut self, timeout: Duration) {
-        if let Stage::Asked(_, asked) = &mut self.stage {
+        if let Progress::NotEntered(_, asked) = &mut self.stage {
             asked.timeout = Some(timeout);
         }
     }
@@ -110,40 +110,40 @@ impl<T> Queued<T> {
     /// The deadline that the line looks after, while the caller waits.
     pub(crate) const fn deadline(&self) -> Option<Instant> {
         match &self.stage {
-            Stage::Waits(_, place, _) => place.deadline,
-            Stage::Asked(..) | Stage::Over => None,
+            Progress::Waits(_, place, _) => place.deadline,
+            Progress::NotEntered(..) | Progress::Over => None,
         }
     }
 
     /// Returns the mark by which the sender or a leaving caller decides whether the operation is sent.
     pub(crate) fn sent(&mut self) -> Option<&Sent> {
         match &mut self.stage {
-            Stage::Asked(_, asked) => Some(asked.sent.get_or_insert_with(Sent::queued)),
-            Stage::Waits(_, _, sent) => sent.as_ref(),
-            Stage::Over => None,
+            Progress::NotEntered(_, asked) => Some(asked.sent.get_or_insert_with(Sent::queued)),
+            Progress::Waits(_, _, sent) => sent.as_ref(),
+            Progress::Over => None,
         }
     }
 
     pub(crate) const fn is_over(&self) -> bool {
-        matches!(self.stage, Stage::Over)
+        matches!(self.stage, Progress::Over)
     }
 
     /// Sees to it that the operation is not sent, if it was not. Otherwise, the caller waits on without a deadline.
     pub(crate) fn is_never_sent(&mut self) -> bool {
         let sent = match &mut self.stage {
-            Stage::Asked(_, asked) => asked.sent.take(),
-            Stage::Waits(line, place, sent) if line.is_never_sent(place) => sent.take(),
-            Stage::Waits(..) | Stage::Over => return false,
+            Progress::NotEntered(_, asked) => asked.sent.take(),
+            Progress::Waits(line, place, sent) if line.is_never_sent(place) => sent.take(),
+            Progress::Waits(..) | Progress::Over => return false,
         };
-        self.stage = Stage::Over;
+        self.stage = Progress::Over;
         sent.is_none_or(|sent| sent.leave())
     }
 
     fn enter(&mut self, caller: &Waker) -> Result<(), StoreError> {
-        if let Stage::Asked(queues, asked) = mem::replace(&mut self.stage, Stage::Over) {
+        if let Progress::NotEntered(queues, asked) = mem::replace(&mut self.stage, Progress::Over) {
             let (line, sent) = (queues.here(&asked.task)?, asked.sent.clone());
             let place = line.enter(asked, caller);
-            self.stage = Stage::Waits(line, place, sent);
+            self.stage = Progress::Waits(line, place, sent);
         }
         Ok(())
     }
@@ -162,22 +162,22 @@ impl<T> Future for Queued<T> {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
         let (end, sent) = match &mut this.stage {
-            Stage::Asked(..) => {
+            Progress::NotEntered(..) => {
                 return match this.enter(cx.waker()) {
                     Ok(()) => Poll::Pending,
                     Err(error) => Poll::Ready(Err(error)),
                 };
             }
-            Stage::Waits(line, place, sent) => match line.poll(place, cx.waker()) {
+            Progress::Waits(line, place, sent) => match line.poll(place, cx.waker()) {
                 Poll::Ready(End::Late { is_unsent: false }) => {
                     return Poll::Ready(Err(TIMED_OUT));
                 }
                 Poll::Ready(end) => (end, sent.take()),
                 Poll::Pending => return Poll::Pending,
             },
-            Stage::Over => panic!("polled after completion"),
+            Progress::Over => panic!("polled after completion"),
         };
-        this.stage = Stage::Over;
+        this.stage = Progress::Over;
         Poll::Ready(match end {
             End::Answered(reply) => reply.and_then(|it| (this.read)(it).ok_or(ANOTHER_REPLY)),
             End::Lost { is_unsent } => Err(SHUT_DOWN.unsent_if(is_unsent)),
@@ -192,7 +192,7 @@ impl<T> Future for Queued<T> {
 /// Leaves the line.
 impl<T> Drop for Queued<T> {
     fn drop(&mut self) {
-        if let Stage::Waits(line, place, _) = &self.stage {
+        if let Progress::Waits(line, place, _) = &self.stage {
             line.leave(place);
         }
     }

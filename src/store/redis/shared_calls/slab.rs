@@ -32,10 +32,10 @@ const MOST_FREE: usize = 1_024;
 
 /// The seats of one runtime. `A` is an answer.
 pub(super) struct Slab<A> {
-    state: Mutex<State<A>>,
+    state: Mutex<SlabState<A>>,
 }
 
-struct State<A> {
+struct SlabState<A> {
     seats: Vec<Seat<A>>,
     free: Vec<usize>,
     keeper: Option<Keeper>,
@@ -95,7 +95,7 @@ pub(super) enum End<A> {
 
 impl<A> Slab<A> {
     pub(super) fn new() -> Self {
-        let state = State {
+        let state = SlabState {
             seats: Vec::new(),
             free: Vec::new(),
             keeper: None,
@@ -185,7 +185,7 @@ impl<A> Slab<A> {
         Self::leave_locked(self.lock(), number);
     }
 
-    fn leave_locked(mut state: MutexGuard<'_, State<A>>, number: usize) {
+    fn leave_locked(mut state: MutexGuard<'_, SlabState<A>>, number: usize) {
         let seat = &mut state.seats[number];
         let before = mem::replace(&mut seat.stage, Stage::Free);
         let has_call = match before {
@@ -277,7 +277,7 @@ impl<A> Slab<A> {
     /// Ends the waits whose deadlines have passed. Returns whether there are others; if not, the keeper has ended.
     pub(super) fn look(&self, now: Instant) -> bool {
         let mut state = self.lock();
-        let State { seats, keeper, .. } = &mut *state;
+        let SlabState { seats, keeper, .. } = &mut *state;
         let (mut wakers, mut next) = (Wakers::new(), None::<Instant>);
         for seat in seats {
             let Some(deadline) = seat.deadline.filter(|_| seat.is_awaited()) else {
@@ -302,7 +302,7 @@ impl<A> Slab<A> {
         next.is_some()
     }
 
-    fn lock(&self) -> MutexGuard<'_, State<A>> {
+    fn lock(&self) -> MutexGuard<'_, SlabState<A>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -315,7 +315,7 @@ impl<A> Seat<A> {
     }
 }
 
-impl<A> State<A> {
+impl<A> SlabState<A> {
     /// Lets the keeper look at this deadline. Returns whether there is none yet, and its task if it has to look earlier.
     fn watch(&mut self, at: Instant) -> (bool, Option<Waker>) {
         match &mut self.keeper {
@@ -355,7 +355,7 @@ impl<A> State<A> {
 }
 
 /// The keeper's task ends with the slab.
-impl<A> Drop for State<A> {
+impl<A> Drop for SlabState<A> {
     fn drop(&mut self) {
         wake(self.keeper.take().and_then(|keeper| keeper.task));
     }

@@ -82,7 +82,7 @@ pub(in crate::store::redis) fn read_replies(operations: &[Operation], reply: &Va
 }
 
 /// The counts of an operation: most have no more than these.
-type Counts = SmallVec<[Count; 8]>;
+type ReadCounts = SmallVec<[Count; 8]>;
 
 /// The part of a reply that has not been read yet; empty after an error.
 struct Reader<'a> {
@@ -166,7 +166,7 @@ impl Reader<'_> {
         answer: impl FnOnce(BatchOutcome<'_>, Option<BatchOutcome<'_>>) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
         let shadows = check.shadow_check();
-        let (mut counts, mut shadow_counts) = (Counts::new(), Counts::new());
+        let (mut counts, mut shadow_counts) = (ReadCounts::new(), ReadCounts::new());
         let filled = self.fill(check, count, &mut counts);
         let admitted = filled.as_ref().map_or(0, |filled| filled.admitted);
         let shadows = shadows.as_ref();
@@ -180,7 +180,7 @@ impl Reader<'_> {
         &mut self,
         check: &'a Check,
         count: u16,
-        counts: &'a mut Counts,
+        counts: &'a mut ReadCounts,
     ) -> Result<BatchOutcome<'a>, StoreError> {
         let mut blocked = None;
         let admitted = match self.bytes {
@@ -255,8 +255,8 @@ impl Reader<'_> {
     }
 
     /// Reads the count under each rule of each charge.
-    fn counts(&mut self, check: &Check) -> Result<Counts, StoreError> {
-        let mut counts = Counts::new();
+    fn counts(&mut self, check: &Check) -> Result<ReadCounts, StoreError> {
+        let mut counts = ReadCounts::new();
         self.add_counts(check, false, &mut counts)?;
         Ok(counts)
     }
@@ -265,7 +265,7 @@ impl Reader<'_> {
         &mut self,
         check: &Check,
         is_denied: bool,
-        counts: &mut Counts,
+        counts: &mut ReadCounts,
     ) -> Result<(), StoreError> {
         counts.reserve(check.rule_count());
         for charge in check.charges() {
@@ -297,7 +297,7 @@ impl Reader<'_> {
         &mut self,
         policy: &Policy,
         is_long: bool,
-        counts: &mut Counts,
+        counts: &mut ReadCounts,
     ) -> Result<(), StoreError> {
         for rule in policy.rules() {
             let used = self.number(7)?;

@@ -1,4 +1,4 @@
-//! [`Counts`]: what this process has counted for operators since the last report, in bounded memory.
+//! [`Tallies`]: what this process has counted for operators since the last report, in bounded memory.
 //!
 //! ```text
 //! denial, contribution ──▶ tally of the account and span ──▶ taken once a second ──▶ added up by the store
@@ -43,7 +43,7 @@ type TallyId = (u64, u64);
 
 /// The counts of one limiter and its clones.
 #[derive(Default)]
-pub(super) struct Counts {
+pub(super) struct Tallies {
     hasher: RandomState,
     tallies: Mutex<BTreeMap<TallyId, Tally>>,
     /// Whether the store keeps no denials.
@@ -64,7 +64,7 @@ struct Tally {
     next: usize,
 }
 
-impl Counts {
+impl Tallies {
     /// Counts units, at most 2^53, for the contributor to a charge; those below 0 are taken back. The charge was made at
     /// `at_ms`, and it is `now_ms` by the store.
     pub(super) fn contribute(&self, charge: &Charge, at_ms: u64, now_ms: u64, units: i64) {
@@ -247,7 +247,7 @@ fn mark(key: &Key) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    //! Counts in a flood, from several threads and of many accounts, and what a store makes of them.
+    //! Tallies in a flood, from several threads and of many accounts, and what a store makes of them.
 
     use std::{collections::HashMap, thread};
 
@@ -271,7 +271,7 @@ mod tests {
         Key::new("user", number.to_string())
     }
 
-    fn deny(counts: &Counts, number: u64, at_ms: u64) {
+    fn deny(counts: &Tallies, number: u64, at_ms: u64) {
         counts.deny_key(Some(&policy()), &user(number), at_ms);
     }
 
@@ -284,7 +284,7 @@ mod tests {
     /// The seconds from the start to the span, the units by user, and those of others.
     type Taken = Vec<(u64, HashMap<u64, i64>, i64)>;
 
-    fn taken(counts: &Counts) -> Taken {
+    fn taken(counts: &Tallies) -> Taken {
         let number = |label: &Label| str::from_utf8(label.key.value()).unwrap().parse().unwrap();
         let reports = counts.take(|_| true).into_iter().map(|report| {
             let units = report.units.iter();
@@ -300,7 +300,7 @@ mod tests {
 
     #[test]
     fn counts_belong_to_the_span_of_their_time_and_are_taken_once() {
-        let counts = Counts::default();
+        let counts = Tallies::default();
         for seconds in [0, 9, 10, 31, 25] {
             deny(&counts, 1, START_MS + seconds * 1_000);
         }
@@ -313,7 +313,7 @@ mod tests {
 
     #[test]
     fn units_are_taken_back_in_the_span_that_they_were_charged_in() {
-        let counts = Counts::default();
+        let counts = Tallies::default();
         let now_ms = START_MS + 30_000;
         counts.contribute(&charge(1, 7), START_MS, START_MS, 10);
         counts.contribute(&charge(1, 7), START_MS, now_ms, -8);
@@ -329,7 +329,7 @@ mod tests {
 
     #[test]
     fn a_full_tally_gives_up_its_smallest_label_to_the_others() {
-        let counts = Counts::default();
+        let counts = Tallies::default();
         let most = MAX_LABELS as u64;
         for number in 0..most {
             let units = if number == 5 {
@@ -354,7 +354,7 @@ mod tests {
 
     #[test]
     fn of_labels_with_the_same_units_the_oldest_leaves() {
-        let counts = Counts::default();
+        let counts = Tallies::default();
         for number in 0..300 {
             deny(&counts, number, START_MS);
         }
@@ -365,7 +365,7 @@ mod tests {
 
     #[test]
     fn any_number_of_accounts_takes_bounded_room_and_leaves_some_for_denials() {
-        let counts = Counts::default();
+        let counts = Tallies::default();
         for number in 0..10_000 {
             counts.contribute(&charge(number, 1), START_MS, START_MS, 1);
         }
@@ -378,7 +378,7 @@ mod tests {
 
     #[test]
     fn a_value_that_would_take_much_memory_is_not_counted() {
-        let counts = Counts::default();
+        let counts = Tallies::default();
         let long = Key::new("user", vec![b'x'; MAX_VALUE + 1]);
         counts.deny_key(Some(&policy()), &long, START_MS);
         assert!(!counts.has_news());
@@ -386,7 +386,7 @@ mod tests {
 
     #[test]
     fn threads_that_count_at_the_same_time_lose_nothing() {
-        let counts = Counts::default();
+        let counts = Tallies::default();
         let sum = || {
             let all = taken(&counts).into_iter();
             all.map(|(_, units, _)| units[&0]).sum::<i64>()
@@ -407,7 +407,7 @@ mod tests {
         const FLOOD: u64 = 100_000;
         let clock = ManualClock::new(START_MS);
         let store = MemoryStore::new().clock(clock.clone());
-        let (processes, api) = ([Counts::default(), Counts::default()], policy());
+        let (processes, api) = ([Tallies::default(), Tallies::default()], policy());
         let (mut random, mut made_up) = (fastrand::Rng::with_seed(1), 1_000_000);
         for second in 1..=3 {
             for _ in 0..FLOOD {

@@ -1,13 +1,13 @@
 //! Operations whose keys are in several hash slots of a cluster, each on some node: each part of the charges is executed
 //! apart, at the same time.
 
-mod cross_slot;
+mod check;
 mod moving;
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
 use futures_util::future::{Either, select};
-use redis::cluster_routing::Slot;
+use redis::cluster_routing::Slot as HashSlot;
 use tokio::{runtime::Handle, sync::oneshot};
 
 use super::{
@@ -66,19 +66,19 @@ impl Parts {
 
 impl RedisStore {
     /// Whether all keys of these operations are in one hash slot.
-    pub(super) fn are_in_one_slot(&self, operations: &[Operation]) -> bool {
-        let mut slots = operations.iter().map(|it| self.only_slot(it));
-        let first = slots.next().flatten();
-        first.is_some() && slots.all(|slot| slot == first)
+    pub(super) fn are_in_one_hash_slot(&self, operations: &[Operation]) -> bool {
+        let mut hash_slots = operations.iter().map(|it| self.only_hash_slot(it));
+        let first = hash_slots.next().flatten();
+        first.is_some() && hash_slots.all(|hash_slot| hash_slot == first)
     }
 
     /// The answer to an operation with the keys of this check, if they are in several hash slots.
-    pub(super) fn in_several_slots(
+    pub(super) fn in_several_hash_slots(
         &self,
         check: Option<&Check>,
         operation: impl FnOnce() -> Operation,
     ) -> Option<StoreFuture<Reply>> {
-        let parts = self.several_slots(check?)?;
+        let parts = self.several_hash_slots(check?)?;
         let sent = Sent::queued();
         let reply = StoreFuture::pending(self.execute_apart(operation(), parts, &sent));
         Some(reply.queued(Some(sent)))
@@ -177,18 +177,18 @@ impl RedisStore {
     }
 
     /// The parts of a check by hash slot, if its keys, including shadows, are in several.
-    fn several_slots(&self, check: &Check) -> Option<Parts> {
+    fn several_hash_slots(&self, check: &Check) -> Option<Parts> {
         let may_be = self.transports.is_cluster() && check.all_charges().len() > 1;
-        if !may_be || self.common_slot(check).is_some() {
+        if !may_be || self.common_hash_slot(check).is_some() {
             return None;
         }
-        let (mut slots, mut parts) = (Vec::new(), Parts::default());
+        let (mut hash_slots, mut parts) = (Vec::new(), Parts::default());
         for (index, charge) in check.charges().iter().enumerate() {
-            let slot = self.slot(charge.key());
-            match slots.iter().position(|other| *other == slot) {
+            let hash_slot = self.hash_slot(charge.key());
+            match hash_slots.iter().position(|other| *other == hash_slot) {
                 Some(part) => parts.charges[part].push(index),
                 None => {
-                    slots.push(slot);
+                    hash_slots.push(hash_slot);
                     parts.charges.push(vec![index]);
                 }
             }
@@ -197,20 +197,22 @@ impl RedisStore {
     }
 
     /// The hash slot of all keys of a check, including shadows; `None` for keys in several, or no keys.
-    fn common_slot(&self, check: &Check) -> Option<Slot> {
-        let mut slots = check
+    fn common_hash_slot(&self, check: &Check) -> Option<HashSlot> {
+        let mut hash_slots = check
             .all_charges()
             .iter()
-            .map(|charge| self.slot(charge.key()));
-        let first = slots.next()?;
-        slots.all(|slot| slot == first).then_some(first)
+            .map(|charge| self.hash_slot(charge.key()));
+        let first = hash_slots.next()?;
+        hash_slots
+            .all(|hash_slot| hash_slot == first)
+            .then_some(first)
     }
 
     /// The hash slot of an operation; `None` for keys in several, or no keys.
-    fn only_slot(&self, operation: &Operation) -> Option<Slot> {
+    fn only_hash_slot(&self, operation: &Operation) -> Option<HashSlot> {
         match operation.check() {
-            Some(check) => self.common_slot(check),
-            None => operation.key().map(|key| self.slot(key)),
+            Some(check) => self.common_hash_slot(check),
+            None => operation.key().map(|key| self.hash_slot(key)),
         }
     }
 
@@ -222,8 +224,8 @@ impl RedisStore {
     }
 
     /// The hash slot of all keys of an identity, whatever the policy.
-    fn slot(&self, key: &Key) -> Slot {
-        Slot::for_key(self.names.name("", key))
+    fn hash_slot(&self, key: &Key) -> HashSlot {
+        HashSlot::for_key(self.names.name("", key))
     }
 }
 

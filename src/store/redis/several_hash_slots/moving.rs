@@ -71,7 +71,7 @@ impl RedisStore {
         let (inspector, mut latest) = (self.inspector(), None::<Blocked>);
         for key in check.keys().filter(|_| check.enforces_blocks()) {
             if let Some(HeldBlock { block, .. }) = inspector.block(key).await?? {
-                let look = self.check_one_slot(&look(key.clone())).await?;
+                let look = self.check_one_hash_slot(&look(key.clone())).await?;
                 let now_ms = look.usage().decided_at_ms();
                 let holds = block.holds(now_ms);
                 let blocked = holds.then(|| Blocked::new(key.clone(), block, now_ms));

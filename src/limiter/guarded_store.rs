@@ -1,4 +1,4 @@
-//! [`Caller`]: makes store calls, through the breaker, under the timeout, and within the observer's scope.
+//! [`GuardedStore`]: makes store calls, through the breaker, under the timeout, and within the observer's scope.
 
 use std::{
     pin::Pin,
@@ -30,7 +30,7 @@ use crate::{
 
 /// A store, and how to call it.
 #[derive(Clone)]
-pub(super) struct Caller {
+pub(super) struct GuardedStore {
     pub(super) store: Arc<dyn Store>,
     pub(super) breaker: Arc<Breaker>,
     /// At most [`FOR_EVER`](super::FOR_EVER).
@@ -57,7 +57,7 @@ pub(super) enum Calling<T> {
 
 /// A store call that has to wait.
 pub(super) struct Call<T> {
-    caller: Arc<Caller>,
+    guarded: Arc<GuardedStore>,
     // `None` for calls that skip the breaker.
     permit: Option<Permit>,
     answer: StoreFuture<T>,
@@ -79,7 +79,7 @@ pub(super) struct Answer<T> {
     pub(super) timing: Option<Timing>,
 }
 
-impl Caller {
+impl GuardedStore {
     pub(super) fn new(store: Arc<dyn Store>) -> Self {
         // A part that fails says nothing about the others, so that the breaker must not stop calls to these.
         let interval = if store.fails_apart() {
@@ -131,7 +131,7 @@ impl Caller {
         };
         answer.set_timeout(timeout);
         Calling::Waits(Call {
-            caller: Arc::clone(self),
+            guarded: Arc::clone(self),
             permit,
             answer,
             timeout,
@@ -260,7 +260,7 @@ impl<T: StoreAnswer> Call<T> {
                 Err(TIMED_OUT.unsent_if(is_unsent))
             }
         };
-        let timing = self.caller.note(&result, self.permit.take(), self.start);
+        let timing = self.guarded.note(&result, self.permit.take(), self.start);
         Poll::Ready(Answer { result, timing })
     }
 }
