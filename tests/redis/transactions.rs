@@ -211,7 +211,8 @@ async fn the_tool_reads_what_transactions_write_and_lists_their_blocks() {
     }
     let request = BlockRequest::new(HOUR).reason("why").author("kim");
     let block = store.block(&alice, request).await.unwrap();
-    let (held, details) = inspector.block(&alice).await.unwrap().unwrap().unwrap();
+    let held = inspector.block(&alice).await.unwrap().unwrap().unwrap();
+    let (held, details) = (held.block, held.details);
     let told = (held, details.reason(), details.author());
     assert_eq!(told, (block, Some("why"), Some("kim")));
     for listed in [store.blocks(9).await, script.blocks(9).await] {
