@@ -4,12 +4,7 @@ use std::{collections::HashMap, time::SystemTime};
 
 use sluicegate::store::redis::inspect::{StoredValue, decide};
 use support::{
-    blocks, contract,
-    contract::patient,
-    hand_over::{self, Halves},
-    kinds,
-    prelude::*,
-    rows::play_and,
+    blocks, contract, contract::patient, hand_over, kinds, prelude::*, rows::play_and,
     stored::assert_written,
 };
 
@@ -339,12 +334,7 @@ async fn a_settlement_ends_no_period_later(script: &Script) {
 }
 
 async fn common_cases_are_not_handed_over(script: &Script) {
-    hand_over::no_common_case_is_handed_over(|| {
-        script.start(START_MS);
-        let halves = Halves::over(&script.server, &script.clock);
-        (halves, script.clock.clone())
-    })
-    .await;
+    hand_over::no_common_case_is_handed_over(&script.server, &script.clock).await;
 }
 
 async fn a_batch_that_makes_a_value_wide_names_the_time_of_the_rest(script: &Script) {
