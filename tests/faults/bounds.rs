@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use sluicegate::Rule;
 
-use super::{fault::Fault, proxy::Weather, setup::Setup, tally::window_ms};
+use support::proxy::Weather;
+
+use super::{fault::Fault, setup::Setup, tally::window_ms};
 
 /// Counts that a server may lose.
 pub(crate) struct Forgets {
@@ -85,7 +87,6 @@ const fn undecided(fault: Fault) -> Option<&'static str> {
 const ENDED: &str =
     "calls in a runtime that ends fail, and its connection is replaced: the failure policy decides";
 
-/// The bounds of one run.
 pub(crate) struct Bounds<'a> {
     setup: Setup,
     faults: &'a [Fault],
@@ -114,13 +115,11 @@ impl<'a> Bounds<'a> {
             .map(|it| it + 1)
     }
 
-    /// The reasons why a rule may admit more than the limit.
     pub(crate) fn why_over(&self) -> Vec<&'static str> {
         let faults = self.faults.iter().filter_map(|&fault| forgets(fault));
         faults.map(|it| it.why).collect()
     }
 
-    /// The reasons why requests may be left undecided.
     pub(crate) fn why_undecided(&self) -> Vec<&'static str> {
         let faults = self.faults.iter().filter_map(|&fault| undecided(fault));
         let mut why: Vec<_> = faults.collect();
@@ -148,7 +147,6 @@ impl<'a> Bounds<'a> {
     }
 }
 
-/// The table of README.md.
 fn table() -> String {
     let rows = Fault::ALL.iter().filter_map(|&fault| {
         let (over, open) = (forgets(fault), undecided(fault));

@@ -2,7 +2,6 @@
 
 use std::{
     fs::File,
-    io::{Write as _, stderr},
     os::unix::fs::FileExt,
     path::PathBuf,
     process::Command,
@@ -13,6 +12,7 @@ use std::{
     time::Duration,
 };
 
+use support::sharing::not_tried;
 use tempfile::TempDir;
 
 /// The path of the library; `None` without a compiler.
@@ -48,11 +48,7 @@ impl Clock {
     /// Whether such a clock is possible here. If not, prints a message.
     pub(crate) fn is_available() -> bool {
         if LIBRARY.is_none() {
-            // Written directly, because the test harness hides the output of tests that pass.
-            let _ = writeln!(
-                stderr(),
-                "\n!!! SKIPPED: clocks cannot be moved here; install a C compiler (on Linux)\n"
-            );
+            not_tried("clocks cannot be moved here; install a C compiler (on Linux)");
         }
         LIBRARY.is_some()
     }

@@ -4,11 +4,8 @@ use std::time::Duration;
 
 use redis::{Connection, cmd};
 
-use super::{
-    proxy::Weather,
-    site::{Site, connect},
-};
-use support::sharing::wait;
+use super::site::{Site, connect};
+use support::{proxy::Weather, sharing::wait};
 
 const SECOND: u64 = 1;
 const HOUR: u64 = 3_600;

@@ -3,11 +3,11 @@
 use std::thread::{Builder as Thread, JoinHandle};
 
 use tokio::{
-    runtime::{Builder, Runtime},
+    runtime::{Handle, Runtime},
     sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
 };
 
-use super::{run::WORKER, traffic::Traffic};
+use super::run::WORKER;
 
 /// The job works from the start. Dropping a job also drops the runtime, in the middle of requests.
 pub(crate) struct Job {
@@ -17,12 +17,13 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    pub(crate) fn start(traffic: Traffic) -> Self {
+    /// `begin` starts its requests in each runtime.
+    pub(crate) fn start(begin: impl Fn(&Handle) + Send + 'static) -> Self {
         let (orders, received) = unbounded_channel();
         let thread = Thread::new().name(WORKER.into());
         Self {
             orders: Some(orders),
-            thread: Some(thread.spawn(move || work(&traffic, received)).unwrap()),
+            thread: Some(thread.spawn(move || work(begin, received)).unwrap()),
         }
     }
 
@@ -39,15 +40,14 @@ impl Drop for Job {
     }
 }
 
-fn work(traffic: &Traffic, mut orders: UnboundedReceiver<()>) {
-    let mut runtime = asking(traffic);
+fn work(begin: impl Fn(&Handle), mut orders: UnboundedReceiver<()>) {
+    let asking = || {
+        let runtime = support::runtime();
+        begin(runtime.handle());
+        runtime
+    };
+    let mut runtime: Runtime = asking();
     while let Some(()) = runtime.block_on(orders.recv()) {
-        runtime = asking(traffic);
+        runtime = asking();
     }
-}
-
-fn asking(traffic: &Traffic) -> Runtime {
-    let runtime = Builder::new_current_thread().enable_all().build().unwrap();
-    traffic.start_in_job(runtime.handle());
-    runtime
 }

@@ -26,7 +26,6 @@ mod fault;
 mod job;
 mod memory;
 mod plain;
-mod proxy;
 mod run;
 mod setup;
 mod site;

@@ -1,12 +1,12 @@
 //! Memory is bounded, for any duration of a fault and any number of connections.
 
-use support::{prelude::*, redis::Server};
-
-use super::{
+use support::{
+    prelude::*,
     proxy::{Proxy, Weather},
-    run::resident,
-    setup::pool,
+    redis::Server,
 };
+
+use super::{run::resident, setup::pool};
 
 fn charge() -> [Charge; 1] {
     let policy = Policy::parse("api", "1000000/1d").unwrap();

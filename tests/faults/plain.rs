@@ -27,7 +27,12 @@ async fn works(store: &RedisStore) -> bool {
 
 /// Makes checks that must fail, under both failure policies. Returns the kind of the error.
 async fn fails(store: &RedisStore) -> StoreErrorKind {
-    let open = Limiter::new(store.clone());
+    fails_within(store, Duration::from_millis(100)).await
+}
+
+/// The same with another timeout. An answer of the server that a busy machine delays is no other error.
+async fn fails_within(store: &RedisStore, timeout: Duration) -> StoreErrorKind {
+    let open = Limiter::new(store.clone()).timeout(timeout);
     let closed = open.clone().on_failure(FailurePolicy::Closed);
     let start = Instant::now();
     assert!(open.try_acquire(charge("alice", PLENTY)).await);
@@ -87,7 +92,9 @@ async fn each_fault_is_an_error_in_time_and_over_without_help() {
             assert!(works(&store).await, "{begin}: {name}");
             act(&mut server, begin);
             for _ in 0..if begin == "stop" { 3 } else { 1 } {
-                let kind = fails(&store).await;
+                let is_answered = !kinds.contains(&Timeout);
+                let timeout = [Duration::from_millis(100), 10 * SOON][usize::from(is_answered)];
+                let kind = fails_within(&store, timeout).await;
                 assert!(kinds.contains(&kind), "{begin}: {name}: {kind:?}");
             }
             act(&mut server, end);
@@ -99,23 +106,7 @@ async fn each_fault_is_an_error_in_time_and_over_without_help() {
     }
 }
 
-/// The key with alice's counts.
 const COUNTS: &str = "sluicegate:{user=alice}:api~1";
-
-#[tokio::test]
-async fn out_of_memory_still_denies() {
-    let server = Server::start();
-    for (name, store) in stores::all(&server).await {
-        let limiter = Limiter::new(store);
-        let used_up = format!("used up over {name}");
-        let first = limiter.check(charge(&used_up, 1)).await.unwrap();
-        assert!(first.is_allowed(), "{name}");
-        server.run::<()>("CONFIG SET maxmemory 1");
-        let decision = limiter.check(charge(&used_up, 1)).await.unwrap();
-        assert!(matches!(decision, Decision::Denied(_)), "{name}");
-        server.run::<()>("CONFIG SET maxmemory 0");
-    }
-}
 
 #[tokio::test]
 async fn a_replica_says_so_and_goes_on_where_its_primary_was_when_it_is_promoted() {
@@ -153,12 +144,15 @@ async fn a_wrong_password_and_missing_rights_are_denied_access() {
         let server = Server::start();
         let url = server.url().replace("//", &format!("//{login}"));
         server.run::<()>(&begin);
-        let manager = bb8_redis::RedisConnectionManager::new(url.as_str()).unwrap();
-        let pool = bb8::Pool::builder().build(manager).await.unwrap();
+        let pool = stores::pool(url.as_str(), |it| it).await;
         let stores = [RedisStore::connect_lazy(url).unwrap(), pool.into()];
         for store in &stores {
             assert!(!format!("{store:?}").contains("sesame"));
-            assert_eq!(fails(store).await, AccessDenied, "{login}");
+            assert_eq!(
+                fails_within(store, 10 * SOON).await,
+                AccessDenied,
+                "{login}"
+            );
         }
         server.run::<()>(&end);
         for store in &stores {

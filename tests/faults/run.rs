@@ -49,7 +49,10 @@ pub(crate) fn run(setup: Setup, faults: &[Fault]) -> Row {
     site.traffic = Some(traffic.clone());
 
     // Do this first, so that connections are made in the job's runtime.
-    let job = setup.with_job.then(|| Job::start(traffic.clone()));
+    let job = setup.with_job.then(|| {
+        let traffic = traffic.clone();
+        Job::start(move |runtime| traffic.start_in_job(runtime))
+    });
     if job.is_some() {
         assert!(traffic.has_begun(), "no traffic: {:?}", traffic.tally());
     }
@@ -194,7 +197,7 @@ async fn recovery(limiter: &Limiter) -> Option<Duration> {
     None
 }
 
-fn runtime() -> Runtime {
+pub(crate) fn runtime() -> Runtime {
     let mut builder = Builder::new_multi_thread();
     let builder = builder.worker_threads(2).thread_name(WORKER);
     builder.enable_all().build().unwrap()

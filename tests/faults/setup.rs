@@ -2,9 +2,10 @@
 
 use std::fmt;
 
-use support::prelude::*;
-
-pub(crate) type Pool = bb8::Pool<bb8_redis::RedisConnectionManager>;
+use support::{
+    prelude::*,
+    stores::{self, Pool},
+};
 
 /// As if there were another process like this one.
 const REPLICAS: u32 = 2;
@@ -125,9 +126,7 @@ impl Setup {
 }
 
 pub(crate) async fn pool(url: &str, tests: bool) -> Pool {
-    let manager = bb8_redis::RedisConnectionManager::new(url).unwrap();
-    let pool = bb8::Pool::builder().max_size(2).test_on_check_out(tests);
-    pool.build(manager).await.unwrap()
+    stores::pool(url, |it| it.max_size(2).test_on_check_out(tests)).await
 }
 
 impl fmt::Display for Setup {

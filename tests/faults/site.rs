@@ -12,8 +12,8 @@ use std::{
 use redis::{Connection, RedisResult};
 use tokio::runtime::Handle;
 
-use super::{clock::Clock, proxy::Proxy, traffic::Traffic};
-use support::redis::Server;
+use super::{clock::Clock, traffic::Traffic};
+use support::{proxy::Proxy, redis::Server};
 
 /// A killed server keeps its data up to the last answer, because the data reaches the kernel before the answer.
 pub(crate) const ARGS: &str = "--appendonly yes --appendfsync no --lua-time-limit 10";
@@ -101,7 +101,6 @@ impl Site {
     }
 }
 
-/// Ends the repetition when dropped.
 pub(crate) struct Repeated {
     is_over: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,

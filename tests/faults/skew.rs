@@ -17,20 +17,9 @@ const LIMIT: usize = 50;
 
 const A_DAY: Duration = Duration::from_secs(86_400);
 
-/// The test that is a client.
-const TEST: &str = "skew::a_client_with_a_clock_of_its_own";
-
-/// The variables with the server's address and with the rule, in a client process.
-const SERVER: &str = "SLUICEGATE_SKEWED_CLIENT_OF";
-const RULE: &str = "SLUICEGATE_SKEWED_RULE";
-
-/// The test that holds a slot, and the variable that is set in its process.
-const HOLDER: &str = "skew::a_holder_of_a_slot_with_a_clock_of_its_own";
-const HOLDS: &str = "SLUICEGATE_SKEWED_HOLDER";
-
-/// The test that acts for an operator, and the variable with the server's address in its process.
-const OPERATOR: &str = "skew::an_operator_with_a_clock_of_its_own";
-const OPERATES: &str = "SLUICEGATE_SKEWED_OPERATOR";
+/// The test that acts in a process of its own, and the variable with its part in that process.
+const TEST: &str = "skew::a_process_with_a_clock_of_its_own";
+const PART: &str = "SLUICEGATE_SKEWED_PART";
 
 fn charge(rule: &str) -> [Charge; 1] {
     let policy = Policy::parse("api", rule).unwrap();
@@ -90,18 +79,30 @@ async fn admissions_of_skewed_clients(rule: &str, days: u32) -> usize {
     admitted + admissions(&server.url(), rule, LIMIT).await
 }
 
-/// This test program again with one test, by another clock.
-fn process(clock: &Clock, test: &str) -> Command {
+/// This test program again with one test, by another clock, to play this part.
+fn process(clock: &Clock, part: &str) -> Command {
     let mut process = Command::new(std::env::current_exe().unwrap());
-    process.args([test, "--exact", "--nocapture"]);
-    process.envs(clock.env());
+    process.args([TEST, "--exact", "--nocapture"]);
+    process.env(PART, part).envs(clock.env());
     process
 }
 
-/// Runs a client that makes 20 requests.
+#[tokio::test]
+async fn a_process_with_a_clock_of_its_own() {
+    let part = std::env::var(PART).unwrap_or_default();
+    match *part.split(' ').collect::<Vec<_>>() {
+        ["asks", url, rule] => {
+            let admitted = admissions(url, rule, 20).await;
+            println!("\nclock {}\nadmitted {admitted}", now());
+        }
+        ["operates", url] => block_and_publish(url, "bob").await,
+        ["holds"] => hold_a_slot().await,
+        _ => {}
+    }
+}
+
 fn admissions_of_a_process(clock: &Clock, server: &Server, rule: &str) -> usize {
-    let mut client = process(clock, TEST);
-    client.env(SERVER, server.url()).env(RULE, rule);
+    let mut client = process(clock, &format!("asks {} {rule}", server.url()));
     let output = client.output().unwrap();
     let output = String::from_utf8(output.stdout).unwrap();
     let [seconds, admitted] = ["clock ", "admitted "].map(|word| {
@@ -120,15 +121,6 @@ fn now() -> u64 {
 }
 
 #[tokio::test]
-async fn a_client_with_a_clock_of_its_own() {
-    if let Ok(url) = std::env::var(SERVER) {
-        let rule = std::env::var(RULE).unwrap();
-        let admitted = admissions(&url, &rule, 20).await;
-        println!("\nclock {}\nadmitted {admitted}", now());
-    }
-}
-
-#[tokio::test]
 async fn an_operator_whose_date_is_days_ahead_keeps_what_others_have_in_the_lists() {
     if !Clock::is_available() {
         return;
@@ -137,9 +129,8 @@ async fn an_operator_whose_date_is_days_ahead_keeps_what_others_have_in_the_list
     block_and_publish(&server.url(), "alice").await;
     let clock = Clock::new();
     clock.jump(A_DAY * 2, true);
-    let mut operator = process(&clock, OPERATOR);
-    let operator = operator.env(OPERATES, server.url()).output().unwrap();
-    assert!(operator.status.success());
+    let mut operator = process(&clock, &format!("operates {}", server.url()));
+    assert!(operator.output().unwrap().status.success());
 
     let store = RedisStore::connect(server.url()).await.unwrap();
     let listed = Limiter::new(store.clone()).blocks(9).await.unwrap();
@@ -151,13 +142,6 @@ async fn an_operator_whose_date_is_days_ahead_keeps_what_others_have_in_the_list
     for policy in published {
         let apart = policy.seen_ms.abs_diff(now() * 1_000);
         assert!(apart < 3_600_000, "{apart} ms");
-    }
-}
-
-#[tokio::test]
-async fn an_operator_with_a_clock_of_its_own() {
-    if let Ok(url) = std::env::var(OPERATES) {
-        block_and_publish(&url, "bob").await;
     }
 }
 
@@ -180,9 +164,8 @@ fn a_date_that_is_set_ahead_loses_no_slot() {
         return;
     }
     let clock = Clock::new();
-    let mut holder = process(&clock, HOLDER);
-    let holder = holder.env(HOLDS, "").stdout(Stdio::piped());
-    let mut holder = holder.spawn().unwrap();
+    let mut holder = process(&clock, "holds");
+    let mut holder = holder.stdout(Stdio::piped()).spawn().unwrap();
     let lines = BufReader::new(holder.stdout.take().unwrap()).lines();
     let mut lines = lines.map(Result::unwrap);
     assert!(lines.any(|line| line == "holds"));
@@ -192,11 +175,8 @@ fn a_date_that_is_set_ahead_loses_no_slot() {
     assert!(holder.wait().unwrap().success());
 }
 
-#[tokio::test]
-async fn a_holder_of_a_slot_with_a_clock_of_its_own() {
-    if std::env::var(HOLDS).is_err() {
-        return;
-    }
+/// Until a day has passed by its clock.
+async fn hold_a_slot() {
     let limiter = Limiter::new(MemoryStore::new());
     let jobs = Policy::parse("jobs", "1/1h@concurrent").unwrap();
     let charge = [Charge::new(&jobs, Key::new("user", "alice"), 1)];
@@ -204,7 +184,9 @@ async fn a_holder_of_a_slot_with_a_clock_of_its_own() {
     let slot = slot.unwrap().unwrap();
     let begun = now();
     println!("\nholds");
+    let start = std::time::Instant::now();
     while now() < begun + A_DAY.as_secs() {
+        assert!(start.elapsed() < MINUTE, "the date is not set ahead");
         yield_now().await;
     }
     println!("\nheld {}", slot.is_held());

@@ -14,7 +14,6 @@ pub(crate) struct Row {
     /// The maximum number of units beyond a limit within one window.
     pub(crate) over: u64,
     pub(crate) keys_without_ttl: u64,
-    /// In bytes.
     pub(crate) grown: u64,
     pub(crate) complaints: Vec<String>,
     /// The promises that allow figures above 0.

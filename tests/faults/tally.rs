@@ -25,7 +25,6 @@ pub(crate) struct Tally {
     pub(crate) unknown: u64,
     /// By kind, without those of a job, which are the job's own fault.
     pub(crate) errors: BTreeMap<String, u64>,
-    /// The longest time of a request.
     pub(crate) worst_wait: Duration,
     /// The longest delay of the runtime in waking a task.
     pub(crate) worst_lateness: Duration,
@@ -35,7 +34,6 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    /// Counts a request whose caller left.
     pub(crate) fn leave(&mut self) {
         self.requests += 1;
         self.left += 1;

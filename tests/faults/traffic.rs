@@ -52,7 +52,6 @@ pub(crate) struct Traffic {
     setup: Setup,
 }
 
-/// A request that is under way.
 struct Asked<'a> {
     traffic: &'a Traffic,
     start: Instant,
@@ -220,7 +219,6 @@ impl Traffic {
         until(|| self.tally().undecided() > 0);
     }
 
-    /// Waits for an admission. Returns whether there was one.
     pub(crate) fn has_begun(&self) -> bool {
         until(|| self.tally().admitted > 0)
     }

@@ -2,13 +2,6 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use sluicegate::observe::Event;
-use support::{
-    fated::{Asked, Fate, Fated},
-    log::Log,
-};
-use tokio::sync::Notify;
-
 use crate::prelude::*;
 
 /// The keys of alice: her block, her strikes, and her counts under `api`.
@@ -25,7 +18,6 @@ fn charges(users: &[&str]) -> Vec<Charge> {
     users.iter().map(|name| charge(&five(), name, 1)).collect()
 }
 
-/// A check of these users that enforces blocks.
 fn enforcing(users: &[&str]) -> Check {
     check(charges(users)).enforce_blocks(true)
 }
@@ -61,28 +53,6 @@ async fn call<const N: usize>(store: &RedisStore, operations: [Operation; N]) ->
 }
 
 type Answer = Result<Reply, StoreError>;
-
-#[tokio::test]
-async fn every_replica_enforces_a_block_and_its_end_at_its_next_check() {
-    let server = Server::start();
-    let operator = process(&server).await;
-    let mut replicas = Vec::new();
-    for _ in 0..3 {
-        replicas.push(process(&server).await);
-    }
-    for blocked in [false, true, false, true, false] {
-        match blocked {
-            true => drop(block_alice(&operator, HOUR).await),
-            false => unblock_alice(&operator).await,
-        }
-        for replica in &replicas {
-            for (name, expected) in [("alice", blocked), ("bob", false)] {
-                assert_eq!(meets_block(replica, &[name]).await, expected);
-                operator.reset(&five(), &user(name)).await.unwrap();
-            }
-        }
-    }
-}
 
 #[tokio::test]
 async fn a_blocks_key_expires_when_it_ends_by_the_clock_of_the_server() {
@@ -337,12 +307,17 @@ async fn strikes_have_a_key_of_their_own_that_a_ban_and_an_unblock_remove() {
 #[tokio::test]
 async fn processes_that_ban_at_the_same_time_raise_one_level() {
     let (server, clock) = (Server::start(), ManualClock::new(START_MS));
-    let processes = (0..8).map(async |_| patient(connect(&server).await.clock(clock.clone())));
+    let bans = Log::of(|event| matches!(event, Event::Ban { .. }).then(String::new));
+    let processes = (0..8).map(async |_| {
+        let limiter = patient(connect(&server).await.clock(clock.clone()));
+        limiter.observer(bans.clone())
+    });
     let processes = join_all(processes).await;
     let policy = banning("1/1m=1m,1h,1d");
     for (level, minutes) in [(1, 1), (2, 60), (3, 1_440), (4, 1_440)] {
         // Each of the denials would be enough for a ban.
         join_all(processes.iter().map(|it| strike(it, &policy))).await;
+        assert_eq!(bans.take().len(), 1);
         let listed = processes[0].blocks(2).await.unwrap();
         let end_ms = clock.now_ms() + minutes * 60_000;
         assert_eq!(listed[0].block(), Block::new(end_ms, BlockedBy::Ban));
@@ -352,49 +327,6 @@ async fn processes_that_ban_at_the_same_time_raise_one_level() {
         assert!(score >= end_ms, "{score}");
         clock.set(end_ms);
     }
-}
-
-#[tokio::test]
-async fn two_processes_that_have_both_counted_enough_strikes_ban_once() {
-    let (server, log) = (
-        Server::start(),
-        Log::of(|event| is_ban(event).then(String::new)),
-    );
-    let (held, go) = (
-        Arc::<AtomicU32>::default(),
-        [(); 2].map(|()| Arc::default()),
-    );
-    let process = async |go: &Arc<Notify>| {
-        let (held, go) = (held.clone(), go.clone());
-        let fate = move |asked: &Asked<'_>| match asked {
-            Asked::Call([Operation::Ban { .. }, ..]) => {
-                held.fetch_add(1, Ordering::SeqCst);
-                Fate::Delayed(go.clone())
-            }
-            _ => Fate::Answered,
-        };
-        let store = Fated::by_call(connect(&server).await, fate);
-        patient(store).observer(log.clone())
-    };
-    let processes = join_all(go.iter().map(process)).await;
-    let policy = banning("1/1m=1h,1d");
-    let strikes = join_all(processes.iter().map(|it| strike(it, &policy)));
-    let bans = async {
-        while held.load(Ordering::SeqCst) < 2 {
-            tokio::task::yield_now().await;
-        }
-        go.iter().for_each(|go| go.notify_one());
-    };
-    let both = timeout(10 * SOON, async { tokio::join!(strikes, bans) });
-    both.await.expect("both are about to ban");
-    assert_eq!(log.lines().len(), 1);
-    let listed = processes[0].blocks(2).await.unwrap();
-    assert_eq!(listed[0].details().ban_level(), Some(1));
-    assert_eq!(server.run::<u64>(&format!("EXISTS {STRIKES}")), 0);
-}
-
-fn is_ban(event: &Event<'_>) -> bool {
-    matches!(event, Event::Ban { .. })
 }
 
 #[tokio::test]
@@ -442,12 +374,8 @@ async fn strikes_that_cannot_be_read_are_no_ban_and_disturb_no_other_operation()
 async fn a_layer_makes_one_call_for_what_it_limits_and_what_it_only_looks_up() {
     let server = Server::start();
     let limiter = process(&server).await;
-    let inner =
-        service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(String::new())));
     let ask = async |layer: &RateLimitLayer| {
-        let service = layer.clone().layer(inner);
-        let response = service.oneshot(Request::new(())).await.unwrap();
-        assert_eq!(response.status(), 200);
+        assert_eq!(send(layer, to("/")).await.status(), 200);
     };
     let alone = RateLimitLayer::new(limiter).deny_blocked(user("alice"));
     ask(&alone).await;

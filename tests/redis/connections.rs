@@ -1,7 +1,6 @@
 //! `RedisStore` returns to a server after an outage, over every kind of connection.
 
-use support::stores;
-use tokio::io::{copy, copy_bidirectional};
+use tokio::io::copy_bidirectional;
 
 use crate::prelude::*;
 
@@ -11,10 +10,7 @@ fn plenty() -> Policy {
 
 /// Charges one unit. Returns the number of units that were charged before.
 async fn charge_one(limiter: &Limiter) -> Result<u64, StoreError> {
-    let start = Instant::now();
-    let result = limiter.check(one(&plenty(), "alice")).await;
-    assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
-    let decision = result?;
+    let decision = in_time(SOON, limiter.check(one(&plenty(), "alice"))).await?;
     assert!(decision.is_allowed());
     Ok(1_000_000 - remaining(decision.usage()) - 1)
 }
@@ -90,7 +86,7 @@ async fn every_kind_of_connection_knows_blocks_and_contributors() {
 async fn one_attempt_to_connect_serves_all_and_outlives_the_request_that_started_it() {
     let server = Server::start();
     let store = RedisStore::connect_lazy(server.url()).unwrap();
-    let before = connections_made(&server);
+    let before = server.connections_made();
     server.stop();
     let hasty = Limiter::new(store.clone()).timeout(Duration::from_millis(10));
     assert_eq!(
@@ -102,12 +98,12 @@ async fn one_attempt_to_connect_serves_all_and_outlives_the_request_that_started
         tokio::spawn(async move { charge_one(&limiter).await })
     });
     let waiting: Vec<_> = waiting.collect();
-    tokio::task::yield_now().await;
+    yield_now().await;
     server.cont();
     for task in waiting {
         task.await.unwrap().unwrap();
     }
-    assert_eq!(connections_made(&server) - before, 1);
+    assert_eq!(server.connections_made() - before, 1);
 }
 
 #[tokio::test]
@@ -130,7 +126,7 @@ async fn an_attempt_to_connect_that_is_older_than_the_request_does_not_fail_it()
         copy_bidirectional(&mut client, &mut server).await
     });
     let late = request();
-    tokio::task::yield_now().await;
+    yield_now().await;
     drop(attempt);
     // The late request may begin the next attempt before the early one wakes, which then waits for that attempt.
     if let Err(error) = early.await.unwrap() {
@@ -173,7 +169,7 @@ async fn a_server_that_is_down_gets_at_most_200_attempts_to_connect_a_second() {
 async fn a_connection_that_owes_an_answer_for_too_long_is_replaced() {
     let server = Server::start();
     let store = connect(&server).await;
-    let before = connections_made(&server);
+    let before = server.connections_made();
     server.stop();
     let start = Instant::now();
     while start.elapsed() < Duration::from_millis(700) {
@@ -181,13 +177,9 @@ async fn a_connection_that_owes_an_answer_for_too_long_is_replaced() {
     }
     server.cont();
     charge_one(&patient(&store)).await.unwrap();
-    assert!(connections_made(&server) > before);
+    assert!(server.connections_made() > before);
     // What closes the lost one runs in this runtime.
-    until("the lost one is closed", async || {
-        sleep(Duration::from_millis(10)).await;
-        connections_open(&server) == 1
-    })
-    .await;
+    eventually("the lost one is closed", || connections_open(&server) == 1).await;
 }
 
 #[tokio::test]
@@ -198,20 +190,18 @@ async fn a_server_that_became_a_replica_is_left() {
     while start.elapsed() < Duration::from_millis(300) {
         charge_one(&limiter).await.unwrap(); // a young connection would be kept
     }
-    let before = connections_made(&server);
+    let before = server.connections_made();
     server.run::<()>("REPLICAOF 127.0.0.1 1");
     charge_one(&limiter).await.unwrap_err();
     server.run::<()>("REPLICAOF NO ONE");
     charge_one(&limiter).await.unwrap();
-    assert_eq!(connections_made(&server) - before, 1);
+    assert_eq!(server.connections_made() - before, 1);
 }
 
 #[tokio::test]
 async fn a_pool_whose_connections_others_hold_is_not_waited_for() {
     let server = Server::start();
-    let manager = bb8_redis::RedisConnectionManager::new(server.url()).unwrap();
-    let pool = bb8::Pool::builder().max_size(1).build(manager).await;
-    let pool = pool.unwrap();
+    let pool = pool(server.url(), |it| it.max_size(1)).await;
     let limiter = limiter(RedisStore::from(pool.clone()));
     let _held = pool.get().await.unwrap();
     charge_one(&limiter).await.unwrap();
@@ -252,7 +242,7 @@ fn a_runtime_that_is_shut_down_while_it_connects_fails_nobody_of_another() {
     goes.block_on(async {
         let limiter = limiter.clone();
         tokio::spawn(async move { limiter.check(one(&plenty(), "alice")).await });
-        tokio::task::yield_now().await;
+        yield_now().await;
     });
     drop(goes);
     runs.block_on(charge_one(&limiter)).unwrap();
@@ -266,48 +256,20 @@ fn a_store_that_is_called_outside_of_a_runtime_answers_with_an_error() {
         RedisStore::connect_lazy_cluster([url]).unwrap(),
     ] {
         let check = check(["alice", "bob"].map(|name| charge(&plenty(), name, 1)));
-        let error = futures::executor::block_on(store.check(&check)).unwrap_err();
+        let error = block_on(store.check(&check)).unwrap_err();
         assert!(error.to_string().contains("outside of a tokio runtime"));
         // A call is not shared, and is sent in the task of its caller.
         let reset = Operation::Reset {
             policy: plenty(),
             key: user("alice"),
         };
-        let call = futures::executor::block_on(store.call(vec![reset]));
+        let call = block_on(store.call(vec![reset]));
         let call = call.and_then(|mut replies| replies.remove(0)).unwrap_err();
         for error in [error, call] {
             assert_eq!(error.kind(), StoreErrorKind::Unavailable);
             assert!(error.is_unsent(), "{error}");
         }
     }
-}
-
-/// A proxy that loses all replies once `is_silent`, except those of later connections.
-async fn nat(server: &Server, is_silent: &Arc<AtomicBool>) -> String {
-    let (to, first) = (server.address(), AtomicBool::new(true));
-    let is_silent = Arc::clone(is_silent);
-    listen(move |client| {
-        let is_first = first.swap(false, Ordering::Relaxed);
-        carry(client, to, is_first.then(|| Arc::clone(&is_silent)))
-    })
-    .await
-}
-
-async fn carry(client: TcpStream, to: SocketAddr, is_silent: Option<Arc<AtomicBool>>) {
-    let server = TcpStream::connect(to).await.unwrap();
-    let (mut from_client, mut to_client) = client.into_split();
-    let (mut from_server, mut to_server) = server.into_split();
-    let requests = copy(&mut from_client, &mut to_server);
-    let replies = async {
-        let mut bytes = vec![0; 4_096];
-        while let Ok(length @ 1..) = from_server.read(&mut bytes).await {
-            let is_silent = is_silent.as_ref();
-            if !is_silent.is_some_and(|it| it.load(Ordering::Relaxed)) {
-                to_client.write_all(&bytes[..length]).await.unwrap();
-            }
-        }
-    };
-    let _ = tokio::join!(requests, replies);
 }
 
 /// Something else that uses a store.
@@ -326,14 +288,12 @@ async fn a_connection_that_fell_silent_is_replaced_within_a_second() {
     ];
     for (name, beside) in beside {
         let server = Server::start();
-        let is_silent = Arc::default();
-        let store = RedisStore::connect(nat(&server, &is_silent).await)
-            .await
-            .unwrap();
+        let proxy = Proxy::new(server.address(), Duration::ZERO).await;
+        let store = RedisStore::connect(proxy.url()).await.unwrap();
         beside(&store);
         let limiter = limiter(store).timeout(Duration::from_millis(100));
         charge_one(&limiter).await.unwrap();
-        is_silent.store(true, Ordering::Relaxed);
+        proxy.fall_silent();
         let works = async || charge_one(&limiter).await.is_ok();
         assert!(until("it works again", works).await < SOON, "{name}");
     }
@@ -342,8 +302,8 @@ async fn a_connection_that_fell_silent_is_replaced_within_a_second() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn slots_that_are_returned_behind_a_silent_connection_come_back_over_another() {
     let server = Server::start();
-    let is_silent = Arc::default();
-    let store = RedisStore::connect(nat(&server, &is_silent).await).await;
+    let proxy = Proxy::new(server.address(), Duration::ZERO).await;
+    let store = RedisStore::connect(proxy.url()).await;
     let limiter = limiter(store.unwrap());
     let jobs = policy("jobs", "20/30s@concurrent");
     let mut slots = Vec::new();
@@ -353,7 +313,7 @@ async fn slots_that_are_returned_behind_a_silent_connection_come_back_over_anoth
             .await;
         slots.push(slot.unwrap().unwrap());
     }
-    is_silent.store(true, Ordering::Relaxed);
+    proxy.fall_silent();
     drop(slots);
     // Another process: none of its calls replaces the connection.
     let other = process(&server).await;
@@ -396,9 +356,8 @@ async fn connecting_to_nobody_fails_at_once_and_to_a_mute_server_in_seconds_and_
 {
     let mut server = Server::start();
     let refused_within = async |url: String, expected, seconds| {
-        let start = Instant::now();
-        assert_eq!(kind(RedisStore::connect(url).await), Some(expected));
-        assert!(start.elapsed() < seconds * SOON);
+        let refused = in_time(seconds * SOON, RedisStore::connect(url)).await;
+        assert_eq!(kind(refused), Some(expected));
     };
     server.stop();
     refused_within(server.url(), StoreErrorKind::Timeout, 3).await;
@@ -460,10 +419,6 @@ fn a_url_that_makes_no_sense_is_refused_with_the_mend_and_not_repeated() {
     ] {
         RedisStore::connect_lazy(url).unwrap();
     }
-}
-
-fn connections_made(server: &Server) -> u64 {
-    server.info("stats", "total_connections_received")
 }
 
 /// The number of connections without that of the test.

@@ -11,9 +11,8 @@ use support::{
 use tempfile::TempDir;
 use tokio::{runtime::Builder, task::block_in_place};
 
-use crate::prelude::*;
+use crate::{cluster::apart, prelude::*};
 
-/// Between two passwords.
 const ROTATION: Duration = Duration::from_secs(2);
 
 /// The user `limiter` of some servers, with the least rights and one password at a time.
@@ -124,30 +123,19 @@ async fn one_server(rotations: u32) {
 async fn primary_of_sentinels(rotations: u32) {
     let group = Group::start(&[]);
     let rotating = Rotating::new(&group.servers);
-    for is_file in [false, true] {
-        let primary = format!("redis://limiter@{NAME}");
-        let primary = rotating.server(primary, is_file);
-        let store = RedisStore::sentinel(group.urls(), primary).await.unwrap();
-        let store = store.prefix(format!("sluicegate:{is_file}"));
-        rotating.decides(&store, &users(), rotations).await;
-    }
+    let primary = rotating.server(format!("redis://limiter@{NAME}"), false);
+    let store = RedisStore::sentinel(group.urls(), primary).await.unwrap();
+    rotating.decides(&store, &users(), rotations).await;
 }
 
 async fn cluster(rotations: u32) {
     let cluster = Cluster::start(Duration::from_secs(60));
     let rotating = Rotating::new(&cluster.nodes);
-    let users = [0, 1, 2].map(|primary| {
-        let mut names = (0..).map(|it| format!("bob-{it}"));
-        let at_home = |name: &String| cluster.home(&format!("user={name}")) == primary;
-        names.find(at_home).unwrap()
-    });
-    for is_file in [false, true] {
-        let urls = cluster.urls().into_iter();
-        let nodes = urls.map(|url| rotating.server(url.replace("//", "//limiter@"), is_file));
-        let store = RedisStore::cluster(nodes).await.unwrap();
-        let store = store.prefix(format!("sluicegate:{is_file}"));
-        rotating.decides(&store, &users, rotations).await;
-    }
+    let users = apart(&cluster);
+    let urls = cluster.urls().into_iter();
+    let nodes = urls.map(|url| rotating.server(url.replace("//", "//limiter@"), true));
+    let store = RedisStore::cluster(nodes).await.unwrap();
+    rotating.decides(&store, &users, rotations).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -203,8 +191,7 @@ async fn connections_log_in_again_before_a_password_ends_and_stay_if_that_is_ref
         _ => Ok(sesame().valid_for(SOON)),
     });
     let store = RedisStore::connect(url).await.unwrap();
-    let connections = || server.info("stats", "total_connections_received");
-    let (before, begin) = (connections(), Instant::now());
+    let (before, begin) = (server.connections_made(), Instant::now());
     let limiter = patient(store);
     let is_renewed = async || {
         take(&limiter, &api("1000000/1d"), "alice").await;
@@ -212,13 +199,9 @@ async fn connections_log_in_again_before_a_password_ends_and_stay_if_that_is_ref
     };
     until("it is renewed twice", is_renewed).await;
     assert!(begin.elapsed() >= 2 * SOON / 5 * 4, "{:?}", begin.elapsed());
-    assert_eq!(connections(), before);
+    assert_eq!(server.connections_made(), before);
     // The ask that failed sent nothing.
-    let has_logged_in = async || {
-        sleep(Duration::from_millis(1)).await;
-        server.calls("auth") == 4
-    };
-    until("it has logged in", has_logged_in).await;
+    eventually("it has logged in", || server.calls("auth") == 4).await;
     let log: Vec<redis::Value> = server.run("ACL LOG");
     assert_eq!(format!("{log:?}").matches("\"auth\"").count(), 1, "{log:?}");
 }
@@ -232,11 +215,7 @@ async fn a_connection_that_is_lost_while_the_source_fails_logs_in_with_the_passw
         _ => Err("the vault is sealed".to_owned()),
     });
     let limiter = patient(RedisStore::connect(url).await.unwrap());
-    let has_failed = async || {
-        sleep(Duration::from_millis(1)).await;
-        asks.load(Ordering::Relaxed) == 2
-    };
-    until("the source has failed", has_failed).await;
+    eventually("the source has failed", || asks.load(SeqCst) == 2).await;
     server.run::<u64>("CLIENT KILL USER limiter");
     take(&limiter, &api("9/1d"), "alice").await;
     assert_eq!(server.calls("auth"), 2);
@@ -265,16 +244,8 @@ async fn a_source_that_fails_or_panics_is_warned_about_once_and_asked_again() {
 
         let store = RedisStore::connect_lazy(url).unwrap();
         let limiter = Limiter::new(store).on_failure(FailurePolicy::Closed);
-        let waiting = limiter.clone();
-        let layer = RateLimitLayer::new(limiter)
-            .limit(api("9/1d"), |_: &http::request::Parts| user("alice"));
-        let service = layer.layer(service_fn(async |_: Request<Body>| {
-            Ok::<_, Infallible>(Response::new(Body::empty()))
-        }));
-        let status = async || {
-            let request = Request::new(Body::empty());
-            service.clone().oneshot(request).await.unwrap().status()
-        };
+        let layer = RateLimitLayer::new(limiter.clone()).limit(api("9/1d"), user("alice"));
+        let status = async || send(&layer, to("/")).await.status();
         let begin = Instant::now();
         while begin.elapsed() < 5 * SOON {
             assert_eq!(status().await, StatusCode::SERVICE_UNAVAILABLE);
@@ -287,12 +258,8 @@ async fn a_source_that_fails_or_panics_is_warned_about_once_and_asked_again() {
         assert!(lines[0].contains("the vault is sealed"), "{lines:?}");
 
         let waits =
-            tokio::spawn(async move { waiting.acquire(one(&api("9/1d"), "bob"), HOUR).await });
-        let has_asked = async || {
-            sleep(Duration::from_millis(1)).await;
-            asked() >= before + 2
-        };
-        until("it asks again", has_asked).await;
+            tokio::spawn(async move { limiter.acquire(one(&api("9/1d"), "bob"), HOUR).await });
+        eventually("it asks again", || asked() >= before + 2).await;
         assert!(!waits.is_finished());
         is_sealed.store(false, Ordering::Relaxed);
         let is_back = async || status().await == StatusCode::OK;
@@ -310,19 +277,16 @@ async fn no_caller_waits_longer_than_the_timeout_for_a_source_that_hangs_and_it_
         counter.fetch_add(1, Ordering::Relaxed);
         pending::<Result<Credentials, Infallible>>()
     });
-    let begin = Instant::now();
-    let connected = RedisStore::connect(url.clone()).await;
+    let connected = in_time(2 * SOON, RedisStore::connect(url.clone())).await;
     assert_eq!(kind(connected), Some(StoreErrorKind::Timeout));
-    assert!(begin.elapsed() < 2 * SOON, "{:?}", begin.elapsed());
 
     let limiter = Limiter::new(RedisStore::connect_lazy(url).unwrap());
     let limiter = limiter.timeout(Duration::from_millis(100));
     let policy = api("9/1d");
     for _ in 0..5 {
-        let begin = Instant::now();
-        let answers = join_all((0..10).map(|_| limiter.check(one(&policy, "alice")))).await;
+        let checks = (0..10).map(|_| limiter.check(one(&policy, "alice")));
+        let answers = in_time(SOON, join_all(checks)).await;
         assert!(answers.into_iter().all(|it| it.is_err()));
-        assert!(begin.elapsed() < SOON, "{:?}", begin.elapsed());
     }
     assert_eq!(asks.load(Ordering::Relaxed), 1);
 }
@@ -351,41 +315,35 @@ struct Logins {
 }
 
 impl Logins {
-    /// The URLs of so many nodes.
     async fn start(self, nodes: usize) -> (Vec<String>, Arc<Self>) {
         let (this, mut urls) = (Arc::new(self), Vec::new());
         for node in 0..nodes {
             let of_node = Arc::clone(&this);
-            urls.push(listen(move |client| Arc::clone(&of_node).serve(client, node)).await);
+            urls.push(replying(move |sent| of_node.reply(sent, node)).await);
         }
         let port = |url: &String| url.rsplit(':').next().unwrap().parse().unwrap();
         *this.ports.lock().unwrap() = urls.iter().map(port).collect();
         (urls, this)
     }
 
-    async fn serve(self: Arc<Self>, mut client: TcpStream, node: usize) {
-        let mut bytes = [0; 4_096];
-        while let Ok(length @ 1..) = client.read(&mut bytes).await {
-            let sent = String::from_utf8_lossy(&bytes[..length]).into_owned();
-            let mut reply = "+OK\r\n".to_owned();
-            if sent.contains("AUTH") {
-                if self.refusing == Some(node) {
-                    self.refused.fetch_add(1, Ordering::Relaxed);
-                    reply = "-WRONGPASS invalid username-password pair\r\n".to_owned();
-                } else {
-                    self.taken.fetch_add(1, Ordering::Relaxed);
-                }
-            } else if sent.contains("SLOTS") {
-                let ports = self.ports.lock().unwrap().clone();
-                reply = format!("*{}\r\n", ports.len());
-                let each = 16_384 / ports.len();
-                for (port, at) in ports.into_iter().zip((0..).step_by(each)) {
-                    let last = at + each - 1;
-                    reply += &format!("*3\r\n:{at}\r\n:{last}\r\n*2\r\n$-1\r\n:{port}\r\n");
-                }
+    fn reply(&self, sent: &str, node: usize) -> String {
+        if sent.contains("AUTH") {
+            if self.refusing == Some(node) {
+                self.refused.fetch_add(1, Ordering::Relaxed);
+                return "-WRONGPASS invalid username-password pair\r\n".to_owned();
             }
-            client.write_all(reply.as_bytes()).await.unwrap();
+            self.taken.fetch_add(1, Ordering::Relaxed);
+        } else if sent.contains("SLOTS") {
+            let ports = self.ports.lock().unwrap().clone();
+            let mut reply = format!("*{}\r\n", ports.len());
+            let each = 16_384 / ports.len();
+            for (port, at) in ports.into_iter().zip((0..).step_by(each)) {
+                let last = at + each - 1;
+                reply += &format!("*3\r\n:{at}\r\n:{last}\r\n*2\r\n$-1\r\n:{port}\r\n");
+            }
+            return reply;
         }
+        "+OK\r\n".to_owned()
     }
 }
 
@@ -403,11 +361,8 @@ async fn fifty_nodes_of_a_cluster_share_one_ask() {
     });
     // It connects to all primaries, and waits for one.
     let _store = RedisStore::cluster([seed]).await.unwrap();
-    let have_logged_in = async || {
-        sleep(Duration::from_millis(1)).await;
-        nodes.taken.load(Ordering::Relaxed) > 50
-    };
-    until("all nodes have let it in", have_logged_in).await;
+    let are_in = || nodes.taken.load(SeqCst) > 50;
+    eventually("all nodes have let it in", are_in).await;
     assert_eq!(asks.load(Ordering::Relaxed), 1);
 }
 
@@ -426,12 +381,14 @@ async fn a_node_that_refuses_what_others_take_does_not_spend_it_for_all() {
     });
     let store = RedisStore::cluster([seed]).await.unwrap();
     let policy = api("9/1d");
-    for name in (0..1_000).cycle() {
-        let _ = store.check(&check(one(&policy, name))).await;
-        if nodes.refused.load(Ordering::Relaxed) >= 40 {
-            break;
-        }
-    }
+    let mut names = (0..1_000).cycle();
+    until("a node has refused many logins", async || {
+        let _ = store
+            .check(&check(one(&policy, names.next().unwrap())))
+            .await;
+        nodes.refused.load(Ordering::Relaxed) >= 40
+    })
+    .await;
     let asks = asks.load(Ordering::Relaxed);
     assert!(asks <= 3, "{asks} asks");
     assert!(nodes.taken.load(Ordering::Relaxed) >= 2);
@@ -441,22 +398,12 @@ async fn a_node_that_refuses_what_others_take_does_not_spend_it_for_all() {
 async fn a_server_that_has_forgotten_the_login_gets_another() {
     let logins = Arc::new(AtomicU32::new(0));
     let counter = Arc::clone(&logins);
-    let url = listen(move |mut client| {
-        let logins = Arc::clone(&counter);
-        async move {
-            let mut bytes = [0; 65_536];
-            while let Ok(length @ 1..) = client.read(&mut bytes).await {
-                let sent = String::from_utf8_lossy(&bytes[..length]);
-                let has_sent = |command| sent.contains(command);
-                if has_sent("AUTH") {
-                    logins.fetch_add(1, Ordering::Relaxed);
-                }
-                let reply = match has_sent("EVALSHA") {
-                    true => "-NOAUTH Authentication required.\r\n",
-                    false => "+OK\r\n",
-                };
-                client.write_all(reply.as_bytes()).await.unwrap();
-            }
+    let url = replying(move |sent| {
+        let is_login = u32::from(sent.contains("AUTH"));
+        counter.fetch_add(is_login, Ordering::Relaxed);
+        match sent.contains("EVALSHA") {
+            true => "-NOAUTH Authentication required.\r\n".to_owned(),
+            false => "+OK\r\n".to_owned(),
         }
     })
     .await;

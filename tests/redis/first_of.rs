@@ -66,7 +66,7 @@ async fn a_request_waits_for_a_slot_of_the_alternative_that_is_free_first() {
         assert_eq!(used(&limiter, &slots(name, 1).0, &user("alice")).await, 1);
     }
     let (third, ()) = futures::join!(ask(), async {
-        tokio::task::yield_now().await;
+        yield_now().await;
         drop(first);
     });
     assert_eq!(third.status(), StatusCode::OK);

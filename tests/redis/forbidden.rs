@@ -46,16 +46,10 @@ async fn a_command_that_the_server_forbids_is_named_and_its_words_are_in_the_log
 
 /// A server that answers this command with an unknown error, and everything else with `OK`.
 async fn odd(command: &'static str) -> String {
-    listen(move |mut client| async move {
-        let mut bytes = [0; 65_536];
-        while let Ok(length @ 1..) = client.read(&mut bytes).await {
-            let sent = String::from_utf8_lossy(&bytes[..length]);
-            let reply = match sent.contains(command) {
-                true => format!("-ERR it's odd:\x1b[31m sesame {}\r\n", "x".repeat(300)),
-                false => "+OK\r\n".repeat(sent.matches('*').count()),
-            };
-            client.write_all(reply.as_bytes()).await.unwrap();
-        }
+    let error = format!("-ERR it's odd:\x1b[31m sesame {}\r\n", "x".repeat(300));
+    replying(move |sent| match sent.contains(command) {
+        true => error.clone(),
+        false => "+OK\r\n".repeat(sent.matches('*').count()),
     })
     .await
 }
@@ -97,11 +91,8 @@ async fn a_server_that_evicts_counts_is_warned_about_once_for_each_store() {
             let limiter = patient(store).publish_policies(true);
             take(&limiter, &api("9/1h"), "alice").await;
             limiter.policies_published().await.unwrap();
-            until("there is a warning", async || {
-                tokio::task::yield_now().await;
-                lines(&trace, EVICTS).len() >= warnings
-            })
-            .await;
+            let is_warned = || lines(&trace, EVICTS).len() >= warnings;
+            eventually("there is a warning", is_warned).await;
         }
         assert_eq!(lines(&trace, EVICTS).len(), warnings);
     }

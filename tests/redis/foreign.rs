@@ -2,7 +2,6 @@
 
 use std::cell::RefCell;
 
-use bb8_redis::RedisConnectionManager;
 use proptest::{collection::vec, prelude::*, sample::select};
 use sluicegate::store::redis::inspect::StoredValue;
 use support::lua::LuaServer;
@@ -11,7 +10,6 @@ use crate::prelude::*;
 
 const NOW_MS: u64 = 1_700_000_000_000;
 
-/// Alice's key under the policy `p`.
 const NAME: &str = "sluicegate:{user=alice}:p~1";
 
 /// A flag in the first number of a bucket's label.
@@ -143,13 +141,11 @@ fn look(value: &[u8]) {
 #[test]
 fn operations_on_any_value_are_answered_or_fail_alone() {
     let (server, runtime) = (Server::start(), support::runtime());
-    let client = redis::Client::open(server.socket_url()).unwrap();
-    let connection = RefCell::new(client.get_connection().unwrap());
+    let connection = RefCell::new(server.connect());
     let store = runtime.block_on(RedisStore::connect(server.url())).unwrap();
     let store = store.clock(ManualClock::new(NOW_MS));
-    let manager = RedisConnectionManager::new(server.url()).unwrap();
-    let pool = bb8::Pool::builder().max_size(1).build(manager);
-    let transactions = RedisStore::transactions(runtime.block_on(pool).unwrap());
+    let pool = runtime.block_on(pool(server.url(), |it| it.max_size(1)));
+    let transactions = RedisStore::transactions(pool);
     let transactions = transactions.clock(ManualClock::new(NOW_MS));
     let put = |value: Option<&[u8]>| {
         let cmd = match value {

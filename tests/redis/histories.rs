@@ -1,14 +1,9 @@
 //! Proves by random histories that the script and the memory store, two implementations of one arithmetic, agree.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 
-use proptest::{collection::vec, prelude::*, sample::Index};
-use support::{
-    history::*,
-    served::fresh,
-    stored::{foretells_the_script, has_the_steps_of_the_model},
-    verified::{Verified, acts},
-};
+use proptest::prelude::*;
+use support::{history::*, served::fresh};
 
 use crate::prelude::*;
 
@@ -23,21 +18,6 @@ async fn the_redis_store_agrees_with_the_vectors() {
         };
         replay_all(fresh).await;
     }
-}
-
-/// A limiter that caches denials denies no request that the server would admit.
-#[test]
-fn what_is_repeated_is_what_the_server_would_answer() {
-    let (server, runtime) = (Server::start(), support::runtime());
-    let repeated = Cell::new(0);
-    proptest!(few_cases(), |(acts in acts())| {
-        runtime.block_on(async {
-            let mut verified = Verified::new(fresh(&server).await);
-            verified.play(&acts).await;
-            repeated.set(repeated.get() + verified.repeated);
-        });
-    });
-    assert!(repeated.get() > 50, "{repeated:?}");
 }
 
 #[test]
@@ -109,63 +89,11 @@ fn agrees_in(config: &ProptestConfig, histories: impl Strategy<Value = History>)
     });
 }
 
-#[test]
-fn what_is_read_foretells_what_the_server_decides() {
-    let (server, runtime) = (Server::start(), support::runtime());
-    let histories = (wild(), steady());
-    proptest!(few_cases(), |((wild, steady) in histories)| {
-        runtime.block_on(async {
-            let (store, clock) = fresh(&server).await;
-            foretells_the_script(&store, &clock, &wild).await;
-            let (store, clock) = fresh(&server).await;
-            has_the_steps_of_the_model(&store, &clock, &steady).await;
-        });
-    });
-}
-
-/// Another program has changed the value of a key. An operation on it succeeds or fails, and no other operation fails.
-#[test]
-fn a_value_with_changed_bytes_harms_no_other_operation_of_its_call() {
-    let (server, runtime) = (Server::start(), support::runtime());
-    let raw = Raw::new(&server);
-    let changes = vec((any::<Index>(), any::<u8>()), 1..6);
-    let (gaps, after) = (vec(0..4_000_u64, 1..12), 0..20_000_u64);
-    proptest!(|(changes in changes, gaps in gaps, after in after, cut in 0..20_usize)| {
-        let (store, clock) = runtime.block_on(fresh(&server));
-        clock.set(START_MS);
-        let settlements = runtime.block_on(charged_at(&store, &clock, &gaps));
-        let (name, value) = raw.value();
-        raw.set(&name, &changed(value, &changes, cut));
-        clock.advance(Duration::from_millis(after));
-        let mut operations = vec![
-            fill(&["first"], 1),
-            fill(&["first", "changed"], 1),
-            fill(&["changed"], 7),
-            fill(&["second"], 7),
-        ];
-        operations.extend(settlements);
-        operations.push(fill(&["third"], 1));
-        let last = operations.len() - 1;
-        let replies = runtime.block_on(store.call(operations)).unwrap();
-        raw.ask::<()>(redis::cmd("DEL").arg(&name));
-        for error in replies.iter().filter_map(|reply| reply.as_ref().err()) {
-            prop_assert_eq!(error.kind(), StoreErrorKind::Protocol);
-        }
-        for (place, expected) in [(0, 1), (3, 7), (last, 1)] {
-            let Ok(Reply::CheckBatch(decisions)) = &replies[place] else {
-                panic!("{:?}", replies[place]);
-            };
-            let admitted = decisions.iter().filter(|it| it.is_allowed()).count();
-            prop_assert_eq!(admitted, expected, "operation {}", place);
-        }
-    });
-}
-
 /// Lua takes the low 32 bits of a number of repetitions: of one far below 0, they can be millions.
 #[test]
 fn the_script_writes_no_more_steps_than_a_value_has_whichever_it_names_as_the_newest() {
     let (server, runtime) = (Server::start(), support::runtime());
-    let raw = Raw::new(&server);
+    let raw = Raw(RefCell::new(server.connect()));
     let (store, clock) = runtime.block_on(fresh(&server));
     clock.set(START_MS);
     let policy = policy("p", "20/10s@1s");
@@ -192,11 +120,11 @@ fn the_script_ends_whatever_length_a_value_names() {
     /// So far before the end, the first of two sections has the length of its totals.
     const LENGTH_BEFORE: usize = 2 + 2 * 16 - 12;
     let (server, runtime) = (Server::start(), support::runtime());
-    let raw = Raw::new(&server);
+    let raw = Raw(RefCell::new(server.connect()));
     for (length, after) in (1..24_u8).flat_map(|it| [(it, 6_000), (it, 9_000), (it, 12_000)]) {
         let (store, clock) = runtime.block_on(fresh(&server));
         clock.set(START_MS);
-        runtime.block_on(charged_at(&store, &clock, &[1_000; 6]));
+        runtime.block_on(charged_each_second(&store, &clock, 6));
         let (name, mut value) = raw.value();
         let length_at = value.len() - LENGTH_BEFORE;
         assert_eq!(value[length_at..length_at + 4], [20, 0, 0, 0]);
@@ -213,28 +141,12 @@ fn the_script_ends_whatever_length_a_value_names() {
     }
 }
 
-/// Charges a key after each of these gaps. Returns a settlement for each charge; half of them refund.
-async fn charged_at(store: &RedisStore, clock: &ManualClock, gaps: &[u64]) -> Vec<Operation> {
-    let mut settlements = Vec::new();
-    for gap in gaps {
-        clock.advance(Duration::from_millis(*gap));
-        let decision = store.check(&of(&["changed"])).await.unwrap();
-        let settlement = Settlement::new(decision.usage(), |_| 2 * (gap % 2)).unwrap();
-        settlements.push(Operation::Settle(settlement));
+/// Charges a key after each of so many gaps of a second.
+async fn charged_each_second(store: &RedisStore, clock: &ManualClock, times: usize) {
+    for _ in 0..times {
+        clock.advance(SECOND);
+        store.check(&of(&["changed"])).await.unwrap();
     }
-    settlements
-}
-
-/// The labels at the end stay, so that the script takes the value for one of the caller's.
-fn changed(mut value: Vec<u8>, changes: &[(Index, u8)], cut: usize) -> Vec<u8> {
-    let end = value.len() - 25;
-    for (at, byte) in changes {
-        value[at.index(end)] = *byte;
-    }
-    if cut < 5 {
-        value.drain(end - cut..end);
-    }
-    value
 }
 
 fn of(names: &[&str]) -> Check {
@@ -246,15 +158,9 @@ fn fill(names: &[&str], count: u16) -> Operation {
     Operation::CheckBatch(CheckBatch::new(of(names), count))
 }
 
-/// A connection of another program.
 struct Raw(RefCell<redis::Connection>);
 
 impl Raw {
-    fn new(server: &Server) -> Self {
-        let client = redis::Client::open(server.socket_url()).unwrap();
-        Self(RefCell::new(client.get_connection().unwrap()))
-    }
-
     fn ask<T: redis::FromRedisValue>(&self, cmd: &redis::Cmd) -> T {
         cmd.query(&mut *self.0.borrow_mut()).unwrap()
     }

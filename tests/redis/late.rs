@@ -3,13 +3,11 @@
 use std::sync::atomic::Ordering::SeqCst;
 
 use axum::{Router, routing::get};
-use futures::FutureExt;
 use http_body_util::BodyExt;
 use sluicegate::{limiter::Slot, middleware::CostMeter};
 use support::site::Site;
-use tokio::sync::Notify;
 
-use crate::{prelude::*, transactions::pool};
+use crate::{cluster::apart, prelude::*, transactions::pool};
 
 /// Of the limiters here.
 const TIMEOUT: Duration = Duration::from_millis(100);
@@ -29,7 +27,7 @@ fn limiter(store: impl Store, failure: FailurePolicy) -> Limiter {
 }
 
 /// A request that is charged 500 for each of these users, and meters 7. Returns the status.
-async fn request(limiter: &Limiter, users: &[&'static str]) -> StatusCode {
+async fn request(limiter: &Limiter, users: &[String]) -> StatusCode {
     let mut layer = RateLimitLayer::new(limiter.clone());
     for (place, name) in users.iter().enumerate() {
         layer = layer.limit(of_place(place), user(name)).cost(|_, _| 500);
@@ -46,105 +44,63 @@ async fn request(limiter: &Limiter, users: &[&'static str]) -> StatusCode {
     status
 }
 
-/// Three requests, each while the servers do not answer for a while. Returns the units that are stored afterwards.
-async fn three_while_paused(
+/// Under each failure policy, three requests while the servers do not answer for a while: afterwards, what they used is
+/// stored. `new` makes a store with this prefix.
+async fn what_was_used_is_counted<S: Store + Clone>(
     servers: &[&Server],
-    store: impl Store + Clone,
-    failure: FailurePolicy,
-    users: &[&'static str],
-) -> Vec<u64> {
-    let (limiter, watch) = (limiter(store.clone(), failure), patient(store));
-    for user in users {
-        used(&watch, &tokens(), user).await; // the server knows the script
+    users: &[String],
+    new: impl AsyncFn(&str) -> S,
+) {
+    use FailurePolicy::{Closed, Local, Open};
+    for (failure, expected) in [(Open, 21), (Local, 21), (Closed, 0)] {
+        let store = new(&format!("late-{failure:?}")).await;
+        let (limiter, watch) = (limiter(store.clone(), failure), patient(store));
+        for user in users {
+            used(&watch, &tokens(), user).await; // the server knows the script
+        }
+        for _ in 0..3 {
+            servers.iter().for_each(|server| server.stop());
+            let status = request(&limiter, users).await;
+            assert_eq!(status == 503, failure == Closed);
+            servers.iter().for_each(|server| server.cont());
+            support::finished(&limiter).await;
+        }
+        for (place, user) in users.iter().enumerate() {
+            let stored = used(&watch, &of_place(place), user).await;
+            assert_eq!(stored, expected, "{failure:?}: {user}");
+        }
     }
-    for _ in 0..3 {
-        servers.iter().for_each(|server| server.stop());
-        let status = request(&limiter, users).await;
-        assert_eq!(status == 503, failure == FailurePolicy::Closed);
-        servers.iter().for_each(|server| server.cont());
-        support::finished(&limiter).await;
-    }
-    let mut all = Vec::new();
-    for (place, user) in users.iter().enumerate() {
-        all.push(used(&watch, &of_place(place), user).await);
-    }
-    all
 }
-
-const FAILURES: [(FailurePolicy, u64); 3] = [
-    (FailurePolicy::Open, 21),
-    (FailurePolicy::Local, 21),
-    (FailurePolicy::Closed, 0),
-];
 
 #[tokio::test]
 async fn a_server_that_is_late_counts_what_was_used_under_each_failure_policy() {
     let server = Server::start();
-    for (number, (failure, expected)) in FAILURES.into_iter().enumerate() {
-        for in_flight in [4, 0] {
+    for in_flight in [4, 0] {
+        let new = async |prefix: &str| {
             let store = connect(&server).await.in_flight(in_flight);
-            let store = store.prefix(format!("late-{number}-{in_flight}"));
-            let stored = three_while_paused(&[&server], store, failure, &["alice"]).await;
-            assert_eq!(stored, [expected], "{failure:?} {in_flight}");
-        }
+            store.prefix(format!("{prefix}-{in_flight}"))
+        };
+        what_was_used_is_counted(&[&server], &["alice".to_owned()], new).await;
     }
 }
 
 #[tokio::test]
 async fn transactions_that_are_late_count_what_was_used() {
     let server = Server::start();
-    for (number, (failure, expected)) in FAILURES.into_iter().enumerate() {
-        let store = RedisStore::transactions(pool(server.url()).await);
-        let store = store.prefix(&format!("late-{number}"));
-        let stored = three_while_paused(&[&server], store, failure, &["alice"]).await;
-        assert_eq!(stored, [expected], "{failure:?}");
-    }
+    let new =
+        async |prefix: &str| RedisStore::transactions(pool(server.url()).await).prefix(prefix);
+    what_was_used_is_counted(&[&server], &["alice".to_owned()], new).await;
 }
 
-#[cfg(feature = "cluster")]
 #[tokio::test]
 async fn two_slots_of_a_cluster_that_are_late_count_what_was_used() {
     let cluster = Cluster::start(Duration::from_secs(60));
-    let nodes: Vec<&Server> = cluster.nodes.iter().collect();
-    let at = |home: usize| {
-        let mut names = (0..).map(|it| format!("{it}"));
-        let name = names.find(|it| cluster.home(&format!("user={it}")) == home);
-        &*name.unwrap().leak()
-    };
-    let users = [at(0), at(1)];
-    for (number, (failure, expected)) in FAILURES.into_iter().enumerate() {
+    let users = &apart(&cluster)[..2];
+    let new = async |prefix: &str| {
         let store = RedisStore::cluster(cluster.urls()).await.unwrap();
-        let store = store.prefix(format!("late-{number}"));
-        let stored = three_while_paused(&nodes[..2], store, failure, &users).await;
-        assert_eq!(stored, [expected; 2], "{failure:?}");
-    }
-}
-
-#[tokio::test]
-async fn a_caller_that_follows_the_failure_policy_by_hand_or_asks_again_pays_for_one_check_at_most()
-{
-    let server = Server::start();
-    let store = connect(&server).await;
-    let (limiter, watch) = (limiter(store.clone(), FailurePolicy::Open), patient(store));
-    used(&watch, &tokens(), "alice").await;
-    let estimate = |name| [charge(&tokens(), name, 500)];
-    server.stop();
-    for _ in 0..3 {
-        assert!(limiter.check(estimate("alice")).await.is_err());
-    }
-    let asks = limiter.acquire(estimate("bob"), Duration::from_secs(20));
-    let lists = [estimate("carol"), estimate("dave")];
-    let first = limiter.check_first(lists).map(|it| assert!(it.is_err()));
-    let goes_on = async {
-        sleep(3 * TIMEOUT).await;
-        server.cont();
+        store.prefix(prefix)
     };
-    let (asked, (), ()) = tokio::join!(asks, first, goes_on);
-    assert!(asked.unwrap().is_allowed());
-    support::finished(&limiter).await;
-    for (name, expected) in [("alice", 0), ("bob", 500), ("carol", 0), ("dave", 0)] {
-        assert_eq!(used(&watch, &tokens(), name).await, expected, "{name}");
-    }
+    what_was_used_is_counted(&[&cluster.nodes[0], &cluster.nodes[1]], users, new).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -164,7 +120,7 @@ async fn clients_that_reset_at_random_pay_what_was_metered_on_every_key() {
         let user: usize = head["x-user"].to_str().unwrap().parse().unwrap();
         meter.add(7);
         counted[user].fetch_add(7, SeqCst);
-        tokio::task::yield_now().await;
+        yield_now().await;
         "seven"
     };
     let site = Site::start(Router::new().route("/", get(handler)).layer(layer)).await;
@@ -217,19 +173,10 @@ async fn calls_whose_callers_are_gone_keep_no_later_check_waiting() {
 #[tokio::test]
 async fn a_server_that_greets_late_sees_no_check_whose_caller_has_left() {
     let server = Server::start();
-    let (speak, address) = (Arc::new(Notify::new()), server.address());
-    let speaks = Arc::clone(&speak);
-    let url = listen(move |mut client| {
-        let speaks = Arc::clone(&speaks);
-        async move {
-            speaks.notified().await;
-            let mut server = TcpStream::connect(address).await.unwrap();
-            let _ = tokio::io::copy_bidirectional(&mut client, &mut server).await;
-        }
-    })
-    .await;
+    let proxy = Proxy::new(server.address(), Duration::ZERO).await;
     for in_flight in [4, 0] {
-        let store = RedisStore::connect_lazy(&*url).unwrap();
+        proxy.set_weather(Weather::Cut);
+        let store = RedisStore::connect_lazy(proxy.url()).unwrap();
         let store = store.in_flight(in_flight);
         let limiter = limiter(store, FailurePolicy::Open).publish_policies(false);
         let before = server.calls("evalsha") + server.calls("eval");
@@ -240,18 +187,10 @@ async fn a_server_that_greets_late_sees_no_check_whose_caller_has_left() {
         for result in join_all(checks).await {
             assert!(result.unwrap_err().is_unsent());
         }
-        speak.notify_waiters();
-        let speaks = Arc::clone(&speak);
-        let speaking = tokio::spawn(async move {
-            loop {
-                speaks.notify_waiters();
-                tokio::task::yield_now().await;
-            }
-        });
+        proxy.set_weather(Weather::Clear);
         support::finished(&limiter).await;
-        let last = patient(RedisStore::connect_lazy(&*url).unwrap());
+        let last = patient(RedisStore::connect_lazy(proxy.url()).unwrap());
         take(&last, &tokens(), "last").await;
-        speaking.abort();
         let calls = server.calls("evalsha") + server.calls("eval") - before;
         assert!(calls <= 2, "{calls}: that of the last, and its script");
     }
@@ -272,7 +211,7 @@ fn runtimes_one_after_the_other_take_and_return_the_one_slot() {
         let slot: Slot = taken.unwrap().expect("none is denied").unwrap();
         runtime.spawn(async move {
             let _slot = slot;
-            std::future::pending::<()>().await;
+            pending::<()>().await;
         });
     }
     let runtime = support::runtime();
@@ -284,25 +223,19 @@ fn runtimes_one_after_the_other_take_and_return_the_one_slot() {
 #[tokio::test]
 async fn a_client_whose_next_request_follows_its_response_finds_what_the_last_has_left() {
     let server = Server::start();
-    let stores: [Arc<dyn Store>; 2] = [
-        Arc::new(MemoryStore::new()),
-        Arc::new(connect(&server).await),
-    ];
-    for store in stores {
-        let limiter = Limiter::new(store).timeout(30 * SOON);
-        let layer = RateLimitLayer::new(limiter.clone())
-            .limit(policy("tokens", "600/1h"), Key::new("user", "alice"))
-            .cost(|_, _| 500)
-            .meter_costs();
-        let handler = get(async |meter: CostMeter| meter.add(7));
-        let app = Router::new().route("/", handler).layer(layer);
-        let mut admitted = 0;
-        for _ in 0..20 {
-            let request = Request::builder().uri("/").body(Body::empty()).unwrap();
-            let response = app.clone().oneshot(request).await.unwrap();
-            admitted += u32::from(response.status() == 200);
-            response.into_body().collect().await.unwrap();
-        }
-        assert_eq!(admitted, 15);
+    let limiter = Limiter::new(connect(&server).await).timeout(30 * SOON);
+    let layer = RateLimitLayer::new(limiter.clone())
+        .limit(policy("tokens", "600/1h"), Key::new("user", "alice"))
+        .cost(|_, _| 500)
+        .meter_costs();
+    let handler = get(async |meter: CostMeter| meter.add(7));
+    let app = Router::new().route("/", handler).layer(layer);
+    let mut admitted = 0;
+    for _ in 0..20 {
+        let request = Request::builder().uri("/").body(Body::empty()).unwrap();
+        let response = app.clone().oneshot(request).await.unwrap();
+        admitted += u32::from(response.status() == 200);
+        response.into_body().collect().await.unwrap();
     }
+    assert_eq!(admitted, 15);
 }

@@ -6,7 +6,6 @@ use tokio::task::JoinHandle;
 
 use crate::prelude::*;
 
-/// The results of several users.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Story {
     pub(crate) admitted: HashMap<String, u64>,
@@ -26,28 +25,26 @@ impl Load {
         policies: [&Policy; N],
         users: &[String],
     ) -> Self {
-        let mut load = Self {
-            is_over: Arc::default(),
-            decided: Arc::default(),
-            tasks: Vec::new(),
-        };
-        for name in users {
+        let (is_over, decided) = (Arc::default(), Arc::default());
+        let tasks = users.iter().map(|name| {
             let charges = policies.map(|policy| charge(policy, name, 1)).to_vec();
-            let (is_over, decided) = (load.is_over.clone(), load.decided.clone());
+            let (is_over, decided) = (Arc::clone(&is_over), Arc::clone(&decided));
             let story = story(limiter.clone(), charges, name.clone(), is_over, decided);
-            load.tasks.push(tokio::spawn(story));
+            tokio::spawn(story)
+        });
+        let tasks = tasks.collect();
+        Self {
+            is_over,
+            decided,
+            tasks,
         }
-        load
     }
 
     /// Waits until requests are decided again. This must take less than a second.
     pub(crate) async fn recovers(&self) {
         let enough = self.decided.load(Relaxed) + 100;
-        let are_decided = async || {
-            sleep(Duration::from_millis(1)).await;
-            self.decided.load(Relaxed) >= enough
-        };
-        assert!(until("requests are decided", are_decided).await < SOON);
+        let are_decided = || self.decided.load(Relaxed) >= enough;
+        assert!(eventually("requests are decided", are_decided).await < SOON);
     }
 
     /// Ends the load and returns the results. Fails if a request panicked.
@@ -71,13 +68,9 @@ async fn story(
     is_over: Arc<AtomicBool>,
     decided: Arc<AtomicU64>,
 ) -> Story {
-    use StoreErrorKind::{CircuitOpen, Refused, Timeout, Unavailable};
     let (mut admitted, mut errors) = (0, Vec::new());
     while !is_over.load(Relaxed) {
-        let start = Instant::now();
-        let result = limiter.check(charges.clone()).await;
-        assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
-        match result {
+        match in_time(SOON, limiter.check(charges.clone())).await {
             Ok(decision) => {
                 decided.fetch_add(1, Relaxed);
                 admitted += u64::from(decision.is_allowed());
@@ -86,16 +79,21 @@ async fn story(
         }
         sleep(Duration::from_millis(2)).await;
     }
-    let is_outage = |kind| matches!(kind, &Unavailable | &Refused | &Timeout | &CircuitOpen);
-    assert!(errors.iter().all(is_outage), "{errors:?}");
+    let are_outages = errors.iter().copied().all(is_outage);
+    assert!(are_outages, "{errors:?}");
     Story {
         admitted: [(name, admitted)].into(),
         errors,
     }
 }
 
+/// Whether this is the error of a server that is away.
+pub(crate) fn is_outage(kind: StoreErrorKind) -> bool {
+    use StoreErrorKind::{CircuitOpen, Refused, Timeout, Unavailable};
+    matches!(kind, Unavailable | Refused | Timeout | CircuitOpen)
+}
+
 impl Story {
-    /// There were errors.
     pub(crate) fn suffered(&self) {
         assert!(!self.errors.is_empty());
     }

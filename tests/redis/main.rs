@@ -5,7 +5,6 @@ mod addresses_tls;
 mod blocks;
 mod calendar;
 mod cluster;
-mod composed;
 mod connections;
 mod contract;
 mod credentials;

@@ -1,4 +1,4 @@
-//! While a Redis server is killed or not yet started, local decisions within the shares replace those of the server,
+//! While a Redis server is killed, local decisions within the shares replace those of the server,
 //! until a second after the server is back at the latest.
 
 use sluicegate::observe::Event;
@@ -92,23 +92,4 @@ async fn while_the_server_is_killed_the_shares_hold_exactly_and_when_it_is_back_
         }
         assert_eq!(switches(log), ["opened", "closed"]);
     }
-}
-
-#[tokio::test]
-async fn a_service_starts_while_the_server_is_down_and_finds_it_when_it_is_up() {
-    let mut server = Server::start();
-    server.kill();
-    let limiter = local(RedisStore::connect_lazy(server.url()).unwrap(), 2);
-    let mut admitted = 0;
-    for _ in 0..50 {
-        admitted += u64::from(limiter.try_acquire(charge("alice", 10)).await);
-    }
-    assert_eq!(admitted, 5);
-    server.restart();
-    let start = Instant::now();
-    while limiter.peek(charge("alice", 10)).await.unwrap().is_local() {
-        assert!(start.elapsed() < SOON);
-        sleep(Duration::from_millis(1)).await;
-    }
-    assert_eq!(left(&limiter, &api("10/1d"), "alice").await, 10);
 }

@@ -1,27 +1,11 @@
-//! Proves that a layer with only `check`, `execute` and `inner` changes nothing around a cluster.
-
-use std::net::TcpListener;
+//! A layer with only `check`, `execute` and `inner` shows a limiter that a cluster is within.
 
 use support::plain::Plain;
 
-use crate::{cluster, prelude::*};
+use crate::prelude::*;
 
-mod around_leases_of_a_cluster {
-    use super::*;
-
-    support::contract!(apart fresh);
-    support::contracts!(fresh: calls contributors denials blocks);
-
-    async fn fresh() -> (Plain<Leases>, ManualClock) {
-        let (store, clock) = cluster::fresh().await;
-        let leases = Leases::new(Plain(store)).clock(clock.clone());
-        (Plain(leases), clock)
-    }
-}
-
-/// An address without a server.
 fn nowhere() -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     format!("redis://{}", listener.local_addr().unwrap())
 }
 

@@ -8,7 +8,6 @@ const START_MS: u64 = 1_790_000_000_000;
 const DAY: Duration = Duration::from_secs(86_400);
 const NAME: &str = "sluicegate:!policies";
 
-/// A server, the clock of a store, and the store.
 async fn served() -> (Server, ManualClock, RedisStore) {
     let (server, clock) = (Server::start(), ManualClock::new(START_MS));
     let store = connect(&server).await.clock(clock.clone());

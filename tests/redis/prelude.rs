@@ -2,68 +2,44 @@
 
 use std::fmt::Display;
 pub(crate) use std::{
-    convert::Infallible,
     net::SocketAddr,
-    sync::{
-        Arc, Mutex, Weak,
-        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
-    },
-    time::{Duration, Instant},
+    sync::{Weak, atomic::Ordering},
+    time::Instant,
 };
 
 pub(crate) use axum::body::Body;
-pub(crate) use futures::future::join_all;
-pub(crate) use http::{Request, Response, StatusCode};
-pub(crate) use sluicegate::{
-    Charge, Decision, FailurePolicy, Key, Limiter, MemoryStore, Policy, RateLimitLayer, RedisStore,
-    Store, StoreError, Usage,
-    block::{Block, BlockedBy, Until},
-    error::StoreErrorKind,
-    manual_clock::ManualClock,
-    store::{
-        CallFuture, Check, CheckBatch, Leases, Operation, Reply, Settlement, Slots, StoreFuture,
-    },
-};
 pub(crate) use support::{
-    cluster::Cluster,
+    cluster::{Cluster, share_out},
     contract::patient,
     example::{self, Example},
-    history::START_MS,
+    prelude::{kind_of as kind, *},
+    proxy::{Proxy, Weather},
     redis::Server,
     served::{BLOCKS_RIGHTS, LEAST_RIGHTS, Served, limited},
-    sharing::wait,
-    store_ext::StoreExt,
+    sharing::{not_tried, wait},
+    stores::{self, pool},
     vectors::replay_all,
 };
 pub(crate) use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
-    time::{sleep, timeout},
 };
-pub(crate) use tower::{Layer, ServiceExt, service_fn};
-
-pub(crate) const HOUR: Duration = Duration::from_secs(3_600);
 
 /// More than a busy machine needs for an answer that is due at once, and less than any wait of a library.
 pub(crate) const SOON: Duration = Duration::from_secs(1);
-
-pub(crate) fn policy(name: &str, rules: &str) -> Policy {
-    Policy::parse(name, rules).unwrap()
-}
 
 pub(crate) fn api(rules: &str) -> Policy {
     policy("api", rules)
 }
 
 pub(crate) fn user(name: impl Display) -> Key {
-    Key::new("user", format!("{name}"))
+    Key::new("user", name.to_string())
 }
 
 pub(crate) fn charge(policy: &Policy, name: impl Display, cost: u64) -> Charge {
     Charge::new(policy, user(name), cost)
 }
 
-/// A charge of one unit alone.
 pub(crate) fn one(policy: &Policy, name: impl Display) -> [Charge; 1] {
     [charge(policy, name, 1)]
 }
@@ -72,7 +48,6 @@ pub(crate) fn check(charges: impl IntoIterator<Item = Charge>) -> Check {
     Check::new(charges).unwrap()
 }
 
-/// The operation of a check of one unit.
 pub(crate) fn ask(policy: &Policy, name: impl Display) -> Operation {
     Operation::Check(check(one(policy, name)))
 }
@@ -86,13 +61,8 @@ pub(crate) async fn process(server: &Server) -> Limiter {
     patient(connect(server).await)
 }
 
-/// The decision about one unit.
 pub(crate) async fn take(limiter: &Limiter, policy: &Policy, name: impl Display) -> Decision {
     limiter.check(one(policy, name)).await.unwrap()
-}
-
-pub(crate) fn is_blocked(decision: &Decision) -> bool {
-    matches!(decision, Decision::Blocked(_))
 }
 
 /// The units that are left under the first rule.
@@ -109,9 +79,12 @@ pub(crate) async fn used(limiter: &Limiter, policy: &Policy, name: impl Display)
     policy.rules()[0].limit() - left(limiter, policy, name).await
 }
 
-/// The kind of an error; `None` without one.
-pub(crate) fn kind<T>(result: Result<T, StoreError>) -> Option<StoreErrorKind> {
-    result.err().map(|error| error.kind())
+/// What comes within this time, at the latest.
+pub(crate) async fn in_time<T>(most: Duration, answer: impl Future<Output = T>) -> T {
+    let start = Instant::now();
+    let answer = answer.await;
+    assert!(start.elapsed() < most, "{:?}", start.elapsed());
+    answer
 }
 
 /// Waits at most 20 s for a condition on which the store has to be asked. Returns the time that this took.
@@ -121,6 +94,15 @@ pub(crate) async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) -> D
         assert!(start.elapsed() < 20 * SOON, "gave up waiting until {what}");
     }
     start.elapsed()
+}
+
+/// The same for a condition of this process or of a server, which is looked at each millisecond.
+pub(crate) async fn eventually(what: &str, holds: impl Fn() -> bool) -> Duration {
+    let holds = async || {
+        sleep(Duration::from_millis(1)).await;
+        holds()
+    };
+    until(what, holds).await
 }
 
 /// Serves each connection to a new address. Returns its URL.
@@ -137,18 +119,27 @@ pub(crate) async fn listen<F: Future<Output = ()> + Send + 'static>(
     url
 }
 
+/// A server that answers so to what a client has sent at once. Returns its URL.
+pub(crate) async fn replying(
+    reply: impl Fn(&str) -> String + Clone + Send + Sync + 'static,
+) -> String {
+    listen(move |mut client| {
+        let reply = reply.clone();
+        async move {
+            let mut bytes = [0; 65_536];
+            while let Ok(length @ 1..) = client.read(&mut bytes).await {
+                let answer = reply(&String::from_utf8_lossy(&bytes[..length]));
+                client.write_all(answer.as_bytes()).await.unwrap();
+            }
+        }
+    })
+    .await
+}
+
 /// A server in cluster mode, alone.
 pub(crate) fn node_with_all_slots() -> Server {
-    // It ends right after the start if the second port is taken.
-    let mut servers = std::iter::repeat_with(|| Server::with(&["--cluster-enabled", "yes"]));
-    let server = servers.find(Server::answers).unwrap();
-    let slots: String = (0..16_384).map(|slot| format!(" {slot}")).collect();
-    server.run::<()>(&format!("CLUSTER ADDSLOTS{slots}"));
-    wait("the node serves all slots", || {
-        server
-            .run::<String>("CLUSTER INFO")
-            .contains("cluster_state:ok")
-    });
+    let server = Server::node(|| Server::with(&["--cluster-enabled", "yes"]));
+    share_out(&[&server], |_| 0);
     server
 }
 

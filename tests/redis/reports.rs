@@ -25,7 +25,6 @@ async fn told(limiter: &Limiter) -> Contributors {
         .unwrap()
 }
 
-/// A limiter by a clock, and that clock.
 async fn by_clock(server: &Server, start_ms: u64) -> (Limiter, ManualClock) {
     let clock = ManualClock::new(start_ms);
     (patient(connect(server).await.clock(clock.clone())), clock)

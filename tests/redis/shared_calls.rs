@@ -11,17 +11,15 @@ use tokio::task::yield_now;
 
 use crate::prelude::*;
 
-/// A check of this many units.
 fn units(policy: &Policy, name: impl std::fmt::Display, cost: u64) -> Check {
     check([charge(policy, name, cost)])
 }
 
-/// The units that are left after a decision.
 fn rest(decision: &Decision) -> u64 {
     remaining(decision.usage())
 }
 
-type Answer<T = Decision> = BoxFuture<'static, Result<T, StoreError>>;
+pub(crate) type Answer<T = Decision> = BoxFuture<'static, Result<T, StoreError>>;
 
 /// Begins these futures in order.
 async fn begin<T: Send + 'static>(
@@ -56,7 +54,7 @@ async fn all(futures: Vec<Answer>) -> Vec<Decision> {
 }
 
 /// A store that is occupied by as many calls as may be in flight, on a server that is held.
-struct Busy<'a> {
+pub(crate) struct Busy<'a> {
     server: &'a Server,
     held: Held<'a>,
     first: Vec<Answer>,
@@ -64,7 +62,7 @@ struct Busy<'a> {
 }
 
 impl<'a> Busy<'a> {
-    async fn hold(server: &'a Server, store: &RedisStore, in_flight: usize) -> Self {
+    pub(crate) async fn hold(server: &'a Server, store: &RedisStore, in_flight: usize) -> Self {
         let held = Held::hold(server);
         let mut first = Vec::new();
         for _ in 0..in_flight {
@@ -80,7 +78,7 @@ impl<'a> Busy<'a> {
     }
 
     /// The decisions about these checks, and the number of calls that were made for them.
-    async fn go_on(self, gathered: Vec<Answer>) -> (Vec<Decision>, u64) {
+    pub(crate) async fn go_on(self, gathered: Vec<Answer>) -> (Vec<Decision>, u64) {
         let occupied = self.first.len() as u64;
         let (results, calls) = self.go_on_to(gathered).await;
         let decisions = results.into_iter().map(Result::unwrap);
@@ -96,7 +94,6 @@ impl<'a> Busy<'a> {
     }
 }
 
-/// A server, and a store with at most this number of calls in flight.
 async fn served(in_flight: usize) -> (Server, RedisStore) {
     let server = Server::start();
     let store = connect(&server).await.in_flight(in_flight);

@@ -7,23 +7,14 @@ use sluicegate::{
     Rule,
     limiter::{Slot, SlotWatch},
     middleware::{CostMeter, FollowedBody, ProblemJson, ToBodyEnd},
-    observe::{CallKind, Event, Observer},
 };
-use support::cut_checks::cut_checks;
 
-use crate::prelude::*;
+use crate::{prelude::*, shared_calls::Busy};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Longer than the timeout of a limiter.
 const STALL: Duration = Duration::from_millis(300);
-
-#[tokio::test]
-async fn streams_that_handlers_check_leave_no_slot_and_cost_what_was_metered_under_each_policy() {
-    let server = Server::start();
-    let limiter = process(&server).await.timeout(PATIENCE);
-    cut_checks(limiter, 2_000).await;
-}
 
 /// With the default timeout.
 async fn process(server: &Server) -> Limiter {
@@ -40,55 +31,6 @@ fn job(rules: &str) -> (Policy, [Charge; 1]) {
 async fn acquire(limiter: &Limiter, charge: [Charge; 1], max_wait: Duration) -> Option<Slot> {
     let slot = limiter.acquire_slot(charge, max_wait).await.unwrap();
     slot.ok().map(|slot| slot.expect("the policy has slots"))
-}
-
-#[tokio::test]
-async fn one_process_waits_until_another_returns_its_slot() {
-    let server = Server::start();
-    let (first, second) = (process(&server).await, process(&server).await);
-    let one = || job("1/1s@concurrent").1;
-    let slot = acquire(&first, one(), Duration::ZERO).await.unwrap();
-    // Longer than the expiry: it is renewed.
-    for wait in [Duration::ZERO, Duration::from_millis(2_500)] {
-        assert!(acquire(&second, one(), wait).await.is_none());
-    }
-    assert!(slot.is_held());
-
-    let waiting = tokio::spawn(async move { acquire(&second, one(), PATIENCE).await.is_some() });
-    drop(slot);
-    assert!(waiting.await.unwrap());
-    assert!(acquire(&first, one(), PATIENCE).await.is_some());
-}
-
-/// A server that is stopped while it owes answers to all calls that may be in flight: the next call has to wait.
-struct Stalled<'a> {
-    server: &'a Server,
-    in_flight: Vec<BoxFuture<'static, Result<Decision, StoreError>>>,
-}
-
-impl<'a> Stalled<'a> {
-    async fn stop(server: &'a Server, store: &RedisStore) -> Self {
-        let policy = policy("occupies", "1000000/1d");
-        server.stop();
-        let mut in_flight: Vec<BoxFuture<'static, _>> = Vec::new();
-        for call in 0..4 {
-            let check = check(one(&policy, call));
-            let mut answer: BoxFuture<'static, _> = Box::pin(store.check(&check));
-            assert!(futures::poll!(&mut answer).is_pending());
-            in_flight.push(answer);
-        }
-        for _ in 0..20 {
-            tokio::task::yield_now().await;
-        }
-        Self { server, in_flight }
-    }
-
-    async fn go_on(self) {
-        self.server.cont();
-        for answer in join_all(self.in_flight).await {
-            assert!(answer.unwrap().is_allowed());
-        }
-    }
 }
 
 fn tokens() -> Policy {
@@ -109,11 +51,11 @@ async fn a_settlement_that_has_left_the_queue_can_be_made_again() {
         limiter.reset(&tokens(), &user("acme")).await.unwrap();
         let charges = [vec![charge(&tokens(), "acme", 50)], shadows].concat();
         let admitted = limiter.check(charges).await.unwrap();
-        let stalled = Stalled::stop(&server, &store).await;
+        let busy = Busy::hold(&server, &store, 4).await;
         let error = limiter.settle(admitted.usage(), |_| 7).await.unwrap_err();
         assert_eq!(error.kind(), StoreErrorKind::Timeout);
         assert!(error.is_unsent());
-        stalled.go_on().await;
+        busy.go_on(Vec::new()).await;
         assert_eq!(left(&limiter, &tokens()).await, 9_950);
         limiter.settle(admitted.usage(), |_| 7).await.unwrap();
         assert_eq!(left(&limiter, &tokens()).await, 9_993);
@@ -176,16 +118,16 @@ async fn a_response_that_ends_while_the_server_stalls_leaves_no_slot_and_costs_w
         let layer = chats(limiter.clone(), 1);
         let (response, _) = chat(&layer).await;
         assert_eq!(response.status(), StatusCode::OK);
-        let stalled = match waits_in_queue {
-            true => Some(Stalled::stop(&server, &store).await),
-            false => None,
-        };
-        server.stop();
-        drop(response);
-        sleep(STALL).await;
-        match stalled {
-            Some(stalled) => stalled.go_on().await,
-            None => server.cont(),
+        if waits_in_queue {
+            let busy = Busy::hold(&server, &store, 4).await;
+            drop(response);
+            sleep(STALL).await;
+            busy.go_on(Vec::new()).await;
+        } else {
+            server.stop();
+            drop(response);
+            sleep(STALL).await;
+            server.cont();
         }
         support::finished(&limiter).await; // waits for what goes on in the background
         assert_eq!(left(&limiter, &tokens()).await, 9_993);
@@ -193,53 +135,20 @@ async fn a_response_that_ends_while_the_server_stalls_leaves_no_slot_and_costs_w
     }
 }
 
-/// The settlements and renewals that failed, and the renewals that were done.
-#[derive(Clone, Default)]
-struct Outcomes(Arc<Mutex<(Vec<CallKind>, usize)>>);
-
-impl Outcomes {
-    /// How many settlements and renewals failed.
-    fn failed(&self) -> (usize, usize) {
-        let failed = &self.0.lock().unwrap().0;
-        let count = |kind| failed.iter().filter(|it| **it == kind).count();
-        (count(CallKind::Settle), count(CallKind::Renew))
-    }
-
-    fn renewed(&self) -> usize {
-        self.0.lock().unwrap().1
-    }
-}
-
-impl Observer for Outcomes {
-    fn on_event(&self, event: &Event<'_>) {
-        match event {
-            Event::Error { call, error, .. } => {
-                assert_eq!(error.code(), Some("OOM"));
-                self.0.lock().unwrap().0.push(call.kind);
-            }
-            Event::Completion { call, .. } => {
-                let is_renewal = call.kind == CallKind::Renew;
-                self.0.lock().unwrap().1 += usize::from(is_renewal);
-            }
-            _ => {}
-        }
-    }
-}
-
-async fn until(what: &str, holds: impl Fn() -> bool) {
-    let holds = async || {
-        sleep(Duration::from_millis(10)).await;
-        holds()
-    };
-    crate::prelude::until(what, holds).await;
-}
-
 /// Two responses end without memory, and three slots that are held have to be renewed.
 #[tokio::test]
 async fn a_second_without_memory_loses_no_cost_and_no_slot() {
     let server = Server::start();
-    let outcomes = Outcomes::default();
-    let limiter = process(&server).await.observer(outcomes.clone());
+    let log = Log::of(|event| match event {
+        Event::Error { call, error, .. } => {
+            assert_eq!(error.code(), Some("OOM"));
+            Some(format!("{:?} failed", call.kind))
+        }
+        Event::Completion { call, .. } => Some(format!("{:?}", call.kind)),
+        _ => None,
+    });
+    let count = |line: &str| log.lines().iter().filter(|it| *it == line).count();
+    let limiter = process(&server).await.observer(log.clone());
     let limiter = limiter.probe_interval(Duration::ZERO); // each failure is that of the server
     let layer = chats(limiter.clone(), 2);
     let responses = [chat(&layer).await, chat(&layer).await];
@@ -254,10 +163,11 @@ async fn a_second_without_memory_loses_no_cost_and_no_slot() {
 
     server.run::<()>("CONFIG SET maxmemory 1");
     drop(responses);
-    until("all fails", || matches!(outcomes.failed(), (2.., 1..))).await;
+    let all_fails = || count("Settle failed") >= 2 && count("Renew failed") >= 1;
+    eventually("all fails", all_fails).await;
     server.run::<()>("CONFIG SET maxmemory 0");
-    let before = outcomes.renewed();
-    until("slots are renewed", || outcomes.renewed() > before + 1).await;
+    let before = count("Renew");
+    eventually("slots are renewed", || count("Renew") > before + 1).await;
     assert!(held.iter().all(Slot::is_held));
     for place in [0, 1] {
         assert!(export(place).await.is_none(), "the store has them, too");
@@ -278,11 +188,11 @@ async fn a_check_whose_caller_has_left_the_queue_takes_no_slot() {
     };
     drop(take(limiter.clone()).await); // the server knows the script
     support::finished(&limiter).await;
-    let stalled = Stalled::stop(&server, &store).await;
+    let busy = Busy::hold(&server, &store, 4).await;
     let mut asking: BoxFuture<'static, _> = Box::pin(take(limiter.clone()));
     assert!(futures::poll!(&mut asking).is_pending());
     drop(asking);
-    stalled.go_on().await;
+    busy.go_on(Vec::new()).await;
     support::finished(&limiter).await;
     // The four in flight, after three for a slot that came and went: a check that was not sent needs no return.
     assert_eq!(server.calls("evalsha") + server.calls("eval"), 7);
@@ -317,7 +227,7 @@ async fn while_the_server_is_away_the_failure_policy_decides_about_slots() {
                 held.push(response);
             }
             drop(held);
-            tokio::task::yield_now().await; // returned in the background, to the memory of this process
+            yield_now().await; // returned in the background, to the memory of this process
         }
     }
     server.cont();
@@ -333,24 +243,13 @@ async fn while_the_server_is_away_the_failure_policy_decides_about_slots() {
     }
 }
 
+/// Two processes, each with 32 callers, whose connections die all at once, again and again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_that_die_take_no_slot_along() {
-    let (lasts, kills) = (Duration::from_secs(2), Duration::from_millis(200));
-    connections_die(lasts, kills).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "a long form"]
-async fn connections_that_die_for_twenty_seconds_take_no_slot_along() {
-    connections_die(Duration::from_secs(20), Duration::from_secs(1)).await;
-}
-
-/// Two processes, each with 32 callers, whose connections die all at once, again and again.
-async fn connections_die(lasts: Duration, kills: Duration) {
     let (chats, _) = job("32/5s@concurrent");
     let server = Server::start();
     let processes = [process(&server).await, process(&server).await];
-    let (end, held) = (Instant::now() + lasts, Arc::new(AtomicU64::new(0)));
+    let (end, held) = (Instant::now() + 2 * SOON, Arc::new(AtomicU64::new(0)));
     let callers = (0..64_u64).map(|caller| {
         let limiter = processes[usize::from(caller % 2 == 1)].clone();
         let (chats, held) = (chats.clone(), Arc::clone(&held));
@@ -373,7 +272,7 @@ async fn connections_die(lasts: Duration, kills: Duration) {
     });
     let callers: Vec<_> = callers.collect();
     while Instant::now() < end {
-        sleep(kills).await;
+        sleep(SOON / 5).await;
         server.run::<u32>("CLIENT KILL TYPE normal");
     }
     let callers = join_all(callers).await.into_iter().map(Result::unwrap);
@@ -381,7 +280,7 @@ async fn connections_die(lasts: Duration, kills: Duration) {
     assert!(taken > 100 && most <= 32, "{taken} taken, {most} held");
     let onlooker = process(&server).await;
     let are_free = async || left(&onlooker, &chats).await == 32;
-    assert!(crate::prelude::until("all are free", are_free).await < SOON);
+    assert!(until("all are free", are_free).await < SOON);
 }
 
 #[tokio::test]

@@ -65,7 +65,7 @@ impl SlowServer {
             self.seen.lock().unwrap().commands.push(command.clone());
             sleep(self.delay).await;
             if self.forgets(&command) {
-                std::future::pending::<()>().await;
+                pending::<()>().await;
             }
             let reply = self.reply(&command);
             if client.get_mut().write_all(reply.as_bytes()).await.is_err() {
@@ -103,7 +103,6 @@ impl SlowServer {
     }
 }
 
-/// The name of the next command.
 async fn next_command(client: &mut BufReader<TcpStream>) -> Option<String> {
     let count = number(client, '*').await?;
     let mut words = Vec::new();
@@ -205,7 +204,7 @@ async fn a_call_over_a_lost_connection_does_not_keep_others_from_being_sent() {
     let reset = |name| store.reset(&api("10/1d"), &user(name));
     let begun = Instant::now();
     let never = tokio::spawn(reset("alice"));
-    tokio::task::yield_now().await;
+    yield_now().await;
     is_an_answer(reset("bob").await);
     assert!(begun.elapsed() < 2 * SOON);
     assert!(!never.is_finished());

@@ -19,10 +19,8 @@ fn trusted(host: &str) -> (Authority, TlsServer) {
 
 /// The message of `connect`, which must come in time. A check of a lazily connected store gives the same message.
 async fn refusal(client: Client) -> String {
-    let start = Instant::now();
-    let connected = RedisStore::connect(client.get_connection_info().clone()).await;
-    assert!(start.elapsed() < 2 * SOON, "{:?}", start.elapsed());
-    let error = connected.unwrap_err();
+    let connects = RedisStore::connect(client.get_connection_info().clone());
+    let error = in_time(2 * SOON, connects).await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::AccessDenied, "{error}");
 
     let late = check(&RedisStore::from(client)).await.unwrap_err();
@@ -39,7 +37,7 @@ async fn a_private_authority_is_trusted_over_every_kind_of_connection() {
     let stores = [
         RedisStore::from(client.clone()),
         RedisStore::connect(info.clone()).await.unwrap(),
-        pool(info).await,
+        pool(info, |it| it.test_on_check_out(false)).await.into(),
     ];
     for store in &stores {
         check(store).await.unwrap();
@@ -53,12 +51,6 @@ async fn a_private_authority_is_trusted_over_every_kind_of_connection() {
         let is_back = async || check(store).await.is_ok();
         assert!(until("it is back", is_back).await < 5 * SOON);
     }
-}
-
-async fn pool(info: redis::ConnectionInfo) -> RedisStore {
-    let manager = bb8_redis::RedisConnectionManager::new(info).unwrap();
-    let pool = bb8::Pool::builder().test_on_check_out(false);
-    pool.build(manager).await.unwrap().into()
 }
 
 #[tokio::test]
@@ -126,9 +118,7 @@ async fn sentinels_and_their_primary_are_trusted_or_refused_each_by_its_certific
 async fn a_server_that_speaks_no_tls_is_given_up_in_time() {
     let (_, tls) = trusted("127.0.0.1");
     let plain = tls.server.url().replace("redis://", "rediss://");
-    let start = Instant::now();
     // Redis waits for the end of the bytes, which it takes for a line.
-    let refused = RedisStore::connect(plain).await;
-    assert!(start.elapsed() < 2 * SOON, "{:?}", start.elapsed());
+    let refused = in_time(2 * SOON, RedisStore::connect(plain)).await;
     assert_eq!(kind(refused), Some(StoreErrorKind::Timeout));
 }

@@ -37,14 +37,12 @@ async fn connect(url: String) -> Result<Limiter, StoreError> {
     Ok(patient(store))
 }
 
-/// A proxy that spreads identities, and a limiter over it.
 async fn spread() -> (Twemproxy, Limiter) {
     let proxy = Twemproxy::start(BY_IDENTITY);
     let limiter = connect(proxy.url()).await.unwrap();
     (proxy, limiter)
 }
 
-/// A charge of one unit of a user under each policy.
 fn charges(name: u32) -> [Charge; 3] {
     ["a", "b", "c"].map(|it| charge(&policy(it, "5/1h,9/1d"), name, 1))
 }
@@ -89,12 +87,11 @@ async fn every_kind_of_connection_works() {
     let quiet = RedisConnectionInfo::default().set_skip_set_lib_name();
     let info = proxy.url().into_connection_info().unwrap();
     let info = info.set_redis_settings(quiet);
-    let bb8 = bb8_redis::RedisConnectionManager::new(info.clone()).unwrap();
-    let pool = bb8::Pool::builder().max_size(2).build(bb8).await;
+    let pool = pool(info, |it| it.max_size(2)).await;
     for store in [
         RedisStore::connect_lazy(proxy.url()).unwrap(),
         RedisStore::from(Client::open(proxy.url()).unwrap()),
-        RedisStore::from(pool.unwrap()),
+        RedisStore::from(pool),
     ] {
         assert_eq!(charge_all(&patient(store.in_flight(0))).await, []);
     }

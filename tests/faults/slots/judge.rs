@@ -14,7 +14,6 @@ pub(super) struct Record {
 }
 
 impl Record {
-    /// In bytes.
     pub(super) const SIZE: usize = 32;
 
     pub(super) fn bytes(self) -> [u8; Self::SIZE] {

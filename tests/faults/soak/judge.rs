@@ -1,11 +1,8 @@
 //! The units that were admitted in each window, counted from the decisions alone, and kept no longer than the window.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    fmt,
-};
+use std::collections::{BTreeMap, HashMap};
 
-use support::prelude::*;
+use support::{prelude::*, promise::most_within};
 
 use crate::tally::window_ms;
 
@@ -29,15 +26,12 @@ struct Window {
 impl Window {
     /// The most units that were admitted in one window.
     fn most_within(&self, window_ms: u64) -> u64 {
-        let (mut behind, mut units, mut most) = (self.steps.iter().peekable(), 0, 0);
-        for (end, charged) in &self.steps {
-            units += charged;
-            while let Some((_, gone)) = behind.next_if(|(it, _)| **it + window_ms < *end) {
-                units -= gone;
-            }
-            most = most.max(units);
-        }
-        most
+        let steps: Vec<_> = self
+            .steps
+            .iter()
+            .map(|(&end, &units)| (end, units))
+            .collect();
+        u64::try_from(most_within(window_ms, &steps)).unwrap()
     }
 
     /// Forgets the steps that no later step meets in a window.
@@ -58,8 +52,7 @@ pub(super) struct Tally {
     server_decides: bool,
 }
 
-/// The traffic of a stage.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(super) struct Counts {
     requests: u64,
     admitted: u64,
@@ -67,7 +60,6 @@ pub(super) struct Counts {
     local: u64,
     left: u64,
     errors: BTreeMap<String, u64>,
-    /// By kind of traffic.
     kinds: BTreeMap<&'static str, u64>,
 }
 
@@ -174,24 +166,6 @@ impl Tally {
 impl Counts {
     pub(super) fn lacks_a_kind(&self) -> bool {
         KINDS.iter().any(|kind| !self.kinds.contains_key(kind))
-    }
-}
-
-impl fmt::Display for Counts {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            requests,
-            admitted,
-            denied,
-            local,
-            left,
-            errors,
-            kinds,
-        } = self;
-        write!(
-            f,
-            "{requests} requests, {admitted} admitted {kinds:?}, {denied} denied, {local} local, {left} left, errors {errors:?}"
-        )
     }
 }
 

@@ -11,15 +11,18 @@ mod judge;
 mod place;
 mod traffic;
 
-use std::{env, fmt, fs, time::Instant};
+use std::{env, fs, time::Instant};
 
 use support::prelude::*;
-use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::runtime::{Handle, Runtime};
 
-use super::run::{WORKER, panics, resident};
+use super::{
+    job::Job,
+    run::{panics, resident, runtime},
+};
 use judge::{Counts, Tally};
 use place::Place;
-use traffic::{Job, Traffic};
+use traffic::Traffic;
 
 /// Leases, and a deny cache.
 const SETTINGS: [(bool, bool); 4] = [(false, false), (true, false), (false, true), (true, true)];
@@ -57,8 +60,8 @@ fn an_hour_of_mixed_traffic_exceeds_no_limit_and_leaves_nothing_behind() {
             kills_server: number % 4 == number / 4 % 4,
         };
         let row = stage.run(&runtime, &mut place, &store, &tally);
-        eprintln!("{:>2} of {stages}: {row}", number + 1);
-        let stage = format!("stage {}: ", number + 1);
+        eprintln!("{} of {stages}: {row:?}", number + 1);
+        let stage = format!("stage {}, {}: ", number + 1, row.setting);
         complaints.extend(row.complaints(first.as_ref()).map(|it| stage.clone() + it));
         // The process grows to its size while it meets each setting.
         if number == 3 {
@@ -67,12 +70,6 @@ fn an_hour_of_mixed_traffic_exceeds_no_limit_and_leaves_nothing_behind() {
     }
     assert_eq!(panics(), before, "panics");
     assert!(complaints.is_empty(), "{complaints:#?}");
-}
-
-fn runtime() -> Runtime {
-    let mut builder = Builder::new_multi_thread();
-    let builder = builder.worker_threads(2).thread_name(WORKER);
-    builder.enable_all().build().unwrap()
 }
 
 struct Stage {
@@ -97,8 +94,9 @@ impl Stage {
         };
         let limiter = limiter.cache_denials(self.with_cache).replicas(2);
         let traffic = Traffic::new(limiter.clone(), Arc::clone(tally));
-        let mut job = Job::start(&traffic);
-        let tasks = traffic.start(runtime.handle());
+        let beside = traffic.clone();
+        let job = Job::start(move |runtime| drop(beside.start(runtime, [0, 20, 24, 36])));
+        let tasks = traffic.start(runtime.handle(), 0..40);
         let mut recovery = None;
         for second in 0..STAGE_SECONDS {
             std::thread::sleep(Duration::from_secs(1));
@@ -190,6 +188,7 @@ impl Left {
     }
 }
 
+#[derive(Debug)]
 struct Row {
     setting: String,
     counts: Counts,
@@ -230,34 +229,5 @@ impl Row {
         ]
         .into_iter()
         .filter_map(|(holds, what)| holds.then_some(what))
-    }
-}
-
-impl fmt::Display for Row {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ms = |it: &Option<Duration>| it.map_or("never".into(), |it| it.as_millis().to_string());
-        write!(
-            f,
-            "{}: {}; over: {:?}; ",
-            self.setting, self.counts, self.over
-        )?;
-        if let Some(recovery) = &self.recovery {
-            write!(f, "back after {} ms; ", ms(recovery))?;
-        }
-        let Left {
-            connections,
-            tasks,
-            threads,
-            files,
-            memory,
-        } = self.left;
-        write!(
-            f,
-            "left: {} jobs, slots for {} ms, {} keys without TTL, {connections} connections, {tasks} tasks, {threads} threads, {files} files, {} MB",
-            self.jobs,
-            ms(&self.slots_free_after),
-            self.keys_without_ttl,
-            memory >> 20,
-        )
     }
 }

@@ -1,9 +1,6 @@
 //! The callers of a stage.
 
-use std::{
-    sync::{MutexGuard, atomic::Ordering::Relaxed},
-    thread::{Builder as Thread, JoinHandle as ThreadHandle},
-};
+use std::sync::{MutexGuard, atomic::Ordering::Relaxed};
 
 use axum::body::{Body, Bytes};
 use futures::stream;
@@ -14,14 +11,9 @@ use sluicegate::{
     policies::{Policies, ReloadablePolicies},
 };
 use support::prelude::*;
-use tokio::{
-    runtime::{Builder, Handle, Runtime},
-    sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
-    task::JoinHandle,
-};
+use tokio::{runtime::Handle, task::JoinHandle};
 
 use super::judge::Tally;
-use crate::run::WORKER;
 
 /// Of each key.
 pub(super) const SLOTS: u64 = 5;
@@ -94,12 +86,16 @@ impl Traffic {
         self.is_over.store(true, Relaxed);
     }
 
-    pub(super) fn start(&self, runtime: &Handle) -> Vec<JoinHandle<()>> {
-        let tasks = (0..40).map(|task| {
+    pub(super) fn start(
+        &self,
+        runtime: &Handle,
+        tasks: impl IntoIterator<Item = usize>,
+    ) -> Vec<JoinHandle<()>> {
+        let spawn = |task| {
             let this = self.clone();
             runtime.spawn(async move { this.ask_on(task).await })
-        });
-        tasks.collect()
+        };
+        tasks.into_iter().map(spawn).collect()
     }
 
     async fn ask_on(&self, task: usize) {
@@ -236,48 +232,4 @@ fn frames() -> Response<Body> {
         Some((Ok::<_, Infallible>(Bytes::from_static(b"frame")), sent + 1))
     });
     Response::new(Body::from_stream(frames))
-}
-
-/// A second runtime, which is dropped in the middle of its requests.
-pub(super) struct Job {
-    orders: Option<UnboundedSender<()>>,
-    thread: Option<ThreadHandle<()>>,
-}
-
-impl Job {
-    pub(super) fn start(traffic: &Traffic) -> Self {
-        let (orders, received) = unbounded_channel();
-        let (thread, traffic) = (Thread::new().name(WORKER.into()), traffic.clone());
-        Self {
-            orders: Some(orders),
-            thread: Some(thread.spawn(move || work(&traffic, received)).unwrap()),
-        }
-    }
-
-    pub(super) fn renew(&mut self) {
-        self.orders.as_ref().unwrap().send(()).unwrap();
-    }
-}
-
-impl Drop for Job {
-    fn drop(&mut self) {
-        self.orders = None;
-        self.thread.take().unwrap().join().unwrap();
-    }
-}
-
-fn work(traffic: &Traffic, mut orders: UnboundedReceiver<()>) {
-    let mut runtime = asking(traffic);
-    while let Some(()) = runtime.block_on(orders.recv()) {
-        runtime = asking(traffic);
-    }
-}
-
-fn asking(traffic: &Traffic) -> Runtime {
-    let runtime = Builder::new_current_thread().enable_all().build().unwrap();
-    for task in [0, 20, 24, 36] {
-        let this = traffic.clone();
-        drop(runtime.spawn(async move { this.ask_on(task).await }));
-    }
-    runtime
 }

@@ -64,14 +64,12 @@ fn serve_alone(example: &str) {
     serve(example, &[]);
 }
 
-/// Starts an example, and runs the commands in the head.
 fn serve(example: &str, env: &[(&str, &str)]) -> Example {
     let server = start(example, env);
     ask_all(&server, example);
     server
 }
 
-/// Runs the commands in the head.
 fn ask_all(server: &Example, example: &str) {
     let lines = indented(example);
     let asked = lines.iter().filter(|it| it.contains("curl -"));
@@ -83,7 +81,6 @@ fn ask_all(server: &Example, example: &str) {
     assert_ne!(asked.count(), 0, "the head says what to ask");
 }
 
-/// The output of the shell for this line.
 fn ask(server: &Example, curl: &str) -> String {
     shell(&curl.replace("localhost:3000", &server.address().to_string()))
 }
@@ -96,7 +93,6 @@ pub(super) fn shell(line: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Starts an example with these variables.
 fn start(example: &str, env: &[(&str, &str)]) -> Example {
     let mut command = Command::new(example::build(example));
     Example::run(command.arg("127.0.0.1:0").envs(env.iter().copied()))

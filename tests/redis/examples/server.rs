@@ -74,12 +74,12 @@ async fn two_processes_admit_exactly_the_limit_of_thousands_of_concurrent_reques
         let args = [&args[..], &["--on-failure", "closed"], more].concat();
         let servers = Arc::new([Example::start(&args), Example::start(&args)]);
         let (browser, mut tasks) = (browser(), JoinSet::new());
-        // 64 at a time, 2 000 to each server.
+        // 64 at a time, 1 000 to each server.
         for task in 0..64 {
             let (servers, browser) = (servers.clone(), browser.clone());
             tasks.spawn(async move {
                 let mut admitted = 0;
-                for _ in (task..4_000).step_by(64) {
+                for _ in (task..2_000).step_by(64) {
                     let key = limit.to_string();
                     let header = ["x-api-key", &key];
                     match get(&browser, &servers[task % 2], "/", header).await.0 {

@@ -59,7 +59,6 @@ impl Drop for Program {
     }
 }
 
-/// The folder of the programs, of which `example::build` builds all.
 fn programs() -> PathBuf {
     example::build("server").parent().unwrap().to_owned()
 }

@@ -26,9 +26,6 @@ macro_rules! blocks {
             shadows_are_no_reason_and_are_not_asked
             a_look_at_no_cost_is_denied_and_a_peek_is_not
             operations_with_blocks_are_done_in_their_order
-            a_time_in_the_past_blocks_nobody
-            secret_keys_are_blocked_apart_from_plain_ones
-            who_is_unblocked_while_a_ban_is_made_is_not_banned
             identities_that_are_only_looked_up_are_denied_and_charged_nothing
             a_layer_that_only_looks_up_denies_and_passes
         }
@@ -61,6 +58,14 @@ Blocks and limits of one identity do not meet
  # The same value of another kind is another identity.
  p = 5/1d; p alice 1; block alice 1s; p alice = 4; reset p alice; p alice 1 !operator; +1s; p alice 1 = 4
  block ip/alice 1h; p alice 1; p ip/alice 1 !operator
+A secret key is blocked apart from a plain one
+ p = 5/1d; block secret/alice 1h; p secret/alice 1 !operator; p alice 1; unblock secret/alice; p secret/alice 1
+ block alice 1h; p alice 1 !operator; p secret/alice 1
+A time in the past blocks nobody and ends no block
+ # Also after the clock has stepped back.
+ p = 99/1d; block alice @-1 = 0; p alice 1; @-1; p alice 1; @0; block alice @0 = 0; p alice 1; @-1; p alice 1; @0
+ block alice 0 = 0; p alice 1; @-1; p alice 1; @0; block alice @1970-01-01 = 0; p alice 1
+ block alice 1h; block alice @-1 = 1h; block alice 0 = 1h; block alice @1970-01-01 = 1h; p alice 1 !operator:1h
 What was blocked is not settled
  p = 5/1d; block alice 1h; x: p alice 1 !operator; settle x 0 !
 A ban follows the last strike and lasts its time
@@ -195,6 +200,8 @@ pub async fn a_block_until_a_time_ends_then(store: Arc<dyn Store>, clock: Manual
     // A time between two milliseconds is rounded up.
     let soon = at(START_MS + 1_499) + Duration::from_nanos(1);
     block_user(&store, "bob", soon).await;
+    block_user(&store, "carol", UNIX_EPOCH - HOUR).await;
+    assert!(!is_user_blocked(&store, "carol").await);
     for name in ["alice", "bob"] {
         clock.set(START_MS + 1_499);
         let blocked = blocked(decide(&store, &[name]).await);
@@ -268,52 +275,6 @@ async fn strike(limiter: &Limiter, policy: &Policy, name: &str) -> Decision {
 
 fn banning(strikes: &str) -> Policy {
     policy("login", "1/1d").ban(strikes.parse().unwrap())
-}
-
-/// A store that unblocks alice before each operation other than a check.
-#[derive(Debug)]
-struct Unblocking(Arc<dyn Store>);
-
-impl Store for Unblocking {
-    fn check(&self, check: &Check) -> StoreFuture<Decision> {
-        self.0.check(check)
-    }
-
-    fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
-        self.0.execute(operation)
-    }
-
-    fn inner(&self) -> Option<&dyn Store> {
-        Some(&*self.0)
-    }
-
-    fn call(&self, operations: Vec<Operation>) -> CallFuture {
-        let store = Arc::clone(&self.0);
-        StoreFuture::pending(async move {
-            if !matches!(operations[..], [Operation::Check(_), ..]) {
-                store.unblock(&user("alice")).await?;
-            }
-            store.call(operations).await
-        })
-    }
-}
-
-pub async fn who_is_unblocked_while_a_ban_is_made_is_not_banned(
-    store: Arc<dyn Store>,
-    _: ManualClock,
-) {
-    let between = patient(Unblocking(Arc::clone(&store)));
-    let (limiter, policy) = (patient(Arc::clone(&store)), banning("2/10m=1h"));
-    for _ in 0..2 {
-        let decision = strike(&between, &policy, "alice").await;
-        assert!(is_denied(&decision));
-    }
-    assert!(!is_user_blocked(&store, "alice").await);
-    // Unblocking has reset her strikes.
-    for expected in [false, true] {
-        strike(&limiter, &policy, "alice").await;
-        assert_eq!(is_user_blocked(&store, "alice").await, expected);
-    }
 }
 
 /// A ban until then; if it grows, as the first ban.
@@ -429,48 +390,6 @@ pub async fn operations_with_blocks_are_done_in_their_order(store: Arc<dyn Store
         "4 left", &asked, &denied, "4 left", &asked, "Unblock", "3 left", "Reset", "4 left",
     ];
     assert_eq!(told, expected);
-}
-
-pub async fn a_time_in_the_past_blocks_nobody(store: Arc<dyn Store>, clock: ManualClock) {
-    let past = [
-        Until::At(UNIX_EPOCH - HOUR),
-        Until::At(UNIX_EPOCH),
-        Until::At(at(START_MS - 1)),
-        Until::At(at(START_MS)),
-        Until::After(Duration::ZERO),
-    ];
-    for until in past {
-        let block = block_user(&store, "alice", until).await;
-        assert!(block.until_ms().unwrap() <= START_MS, "{until:?}");
-        assert!(decide(&store, &["alice"]).await.is_allowed());
-        // The same after the clock has stepped back.
-        clock.set(START_MS - 1);
-        assert!(!is_user_blocked(&store, "alice").await, "{until:?}");
-        clock.set(START_MS);
-        store.reset(&api(), &user("alice")).await.unwrap();
-    }
-    // A time in the past ends no existing block either.
-    block_user(&store, "alice", HOUR).await;
-    for until in past {
-        let block = block_user(&store, "alice", until).await;
-        assert_eq!(block.until_ms(), Some(START_MS + millis(HOUR)), "{until:?}");
-        assert!(is_user_blocked(&store, "alice").await);
-    }
-}
-
-pub async fn secret_keys_are_blocked_apart_from_plain_ones(store: Arc<dyn Store>, _: ManualClock) {
-    let (secret, plain) = (Key::secret("user", "alice"), user("alice"));
-    let long = Key::new("user", "a".repeat(2_000));
-    for (blocked_key, other) in [(&secret, &plain), (&plain, &secret), (&long, &plain)] {
-        store.block(blocked_key, HOUR.into()).await.unwrap();
-        for key in [blocked_key, other] {
-            let charge = Charge::new(&api(), key.clone(), 1);
-            let check = Check::new([charge]).unwrap();
-            let decision = store.check(&check.enforce_blocks(true)).await.unwrap();
-            assert_eq!(matches!(decision, Decision::Blocked(_)), key == blocked_key);
-        }
-        store.unblock(blocked_key).await.unwrap();
-    }
 }
 
 /// The layer's answer: the status, and the remaining units in the only shown rule.

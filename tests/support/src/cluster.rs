@@ -6,6 +6,30 @@ use super::{redis::Server, sharing::wait};
 
 const SLOTS: usize = 16_384;
 
+/// Gives each hash slot to one of the nodes of a cluster, makes them meet, and waits until each knows that all are served.
+pub fn share_out(nodes: &[&Server], owner: impl Fn(usize) -> usize) {
+    for (place, node) in nodes.iter().enumerate() {
+        let own = (0..SLOTS).filter(|slot| owner(*slot) == place);
+        let own: String = own.map(|slot| format!(" {slot}")).collect();
+        if !own.is_empty() {
+            node.run::<()>(&format!("CLUSTER ADDSLOTS{own}"));
+        }
+    }
+    for (index, node) in nodes.iter().enumerate() {
+        for other in &nodes[..index] {
+            node.run::<()>(&format!("CLUSTER MEET 127.0.0.1 {}", port(other)));
+        }
+    }
+    let known = format!("cluster_known_nodes:{}", nodes.len());
+    wait("all hash slots are served", || {
+        nodes.iter().all(|node| {
+            let info: String = node.run("CLUSTER INFO");
+            let are_served = info.contains("cluster_state:ok") && info.contains("slots_ok:16384");
+            are_served && info.contains(&known)
+        })
+    });
+}
+
 #[derive(Debug)]
 pub struct Cluster {
     /// The primaries, followed by their replicas in the same order, as they were at the start.
@@ -17,39 +41,14 @@ impl Cluster {
     /// no node serves some.
     pub fn start(node_timeout: Duration) -> Self {
         let nodes: Vec<Server> = (0..6).map(|_| start_node(node_timeout)).collect();
+        for (node, epoch) in nodes.iter().zip(1..) {
+            node.run::<()>(&format!("CLUSTER SET-CONFIG-EPOCH {epoch}"));
+        }
+        let all: Vec<&Server> = nodes.iter().collect();
+        share_out(&all, owner);
         let cluster = Self { nodes };
-        cluster.meet();
-        cluster.share_out();
         cluster.follow();
         cluster
-    }
-
-    fn meet(&self) {
-        for (index, node) in self.nodes.iter().enumerate() {
-            let () = node.run(&format!("CLUSTER SET-CONFIG-EPOCH {}", index + 1));
-            for other in &self.nodes[..index] {
-                let () = node.run(&format!("CLUSTER MEET 127.0.0.1 {}", port(other)));
-            }
-        }
-        self.wait_until("all nodes know each other", |node| {
-            let nodes: String = node.run("CLUSTER NODES");
-            nodes
-                .lines()
-                .filter(|line| line.contains(" connected") && !line.contains("handshake"))
-                .count()
-                == 6
-        });
-    }
-
-    fn share_out(&self) {
-        for (index, node) in self.nodes[..3].iter().enumerate() {
-            let slots: Vec<String> = slots(index).map(|slot| slot.to_string()).collect();
-            let () = node.run(&format!("CLUSTER ADDSLOTS {}", slots.join(" ")));
-        }
-        self.wait_until("all slots are served", |node| {
-            let info: String = node.run("CLUSTER INFO");
-            info.contains("cluster_state:ok") && info.contains("cluster_slots_ok:16384")
-        });
     }
 
     fn follow(&self) {
@@ -75,8 +74,7 @@ impl Cluster {
 
     /// The index of the primary that serves this identity at the start.
     pub fn home(&self, identity: &str) -> usize {
-        let slot = self.slot(identity);
-        (0..3).find(|index| slots(*index).contains(&slot)).unwrap()
+        owner(self.slot(identity))
     }
 
     /// Waits until the other primaries see that the replica of this primary has taken over.
@@ -99,7 +97,6 @@ impl Cluster {
         let () = from.run(&format!("CLUSTER SETSLOT {slot} MIGRATING {}", id(to)));
     }
 
-    /// Moves one key of this slot, if there is one.
     pub fn move_a_key(&self, slot: usize, from: usize, to: usize) -> bool {
         let (from, to) = (&self.nodes[from], port(&self.nodes[to]));
         let keys: Vec<String> = from.run(&format!("CLUSTER GETKEYSINSLOT {slot} 1"));
@@ -109,7 +106,6 @@ impl Cluster {
         !keys.is_empty()
     }
 
-    /// Moves the remaining keys, and then the slot.
     pub fn end_move(&self, slot: usize, from: usize, to: usize) {
         let mut rounds = 0..10_000;
         while self.move_a_key(slot, from, to) {
@@ -121,7 +117,6 @@ impl Cluster {
         }
     }
 
-    /// Restarts all nodes after all have been killed.
     pub fn restart(&mut self) {
         for node in &mut self.nodes {
             let mut restarts = (0..20).map(|_| {
@@ -137,9 +132,9 @@ impl Cluster {
     }
 }
 
-/// The slots that a primary serves at the start.
-fn slots(primary: usize) -> std::ops::Range<usize> {
-    primary * SLOTS / 3..(primary + 1) * SLOTS / 3
+/// The primary that serves a slot at the start.
+fn owner(slot: usize) -> usize {
+    (3 * slot + 2) / SLOTS
 }
 
 fn start_node(node_timeout: Duration) -> Server {
@@ -148,9 +143,7 @@ fn start_node(node_timeout: Duration) -> Server {
          --cluster-require-full-coverage no --repl-diskless-sync-delay 0",
         node_timeout.as_millis()
     );
-    let start = || Server::with(&args.split(' ').collect::<Vec<_>>());
-    let mut nodes = (0..20).map(|_| start());
-    nodes.find(Server::answers).expect("a node that answers")
+    Server::node(|| Server::with(&args.split(' ').collect::<Vec<_>>()))
 }
 
 fn id(node: &Server) -> String {

@@ -23,7 +23,6 @@ use tower_http::timeout::{ResponseBodyTimeoutLayer, TimeoutLayer};
 
 use super::prelude::*;
 
-/// Streams at a time.
 const WORKERS: usize = 64;
 /// Charged on arrival: more than short streams cost, and less than long ones.
 const ESTIMATE: u64 = 5;

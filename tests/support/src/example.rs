@@ -11,14 +11,12 @@ use std::{
 
 use super::{redis::Process, root};
 
-/// A running server.
 pub struct Example {
     process: Process,
     address: SocketAddr,
 }
 
 impl Example {
-    /// Starts the server example on a free port.
     pub fn start(args: &[&str]) -> Self {
         Self::run(Self::command().args(["--listen", "127.0.0.1:0"]).args(args))
     }
@@ -45,17 +43,14 @@ impl Example {
         Self { process, address }
     }
 
-    /// The program.
     pub fn command() -> Command {
         Command::new(build("server"))
     }
 
-    /// The address that the server listens at.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// The number of the process.
     pub fn id(&self) -> u32 {
         self.process.0.id()
     }
@@ -77,7 +72,6 @@ impl Example {
         stderr
     }
 
-    /// The next line on stderr.
     pub fn complaint(&mut self) -> String {
         let pipe = self.process.0.stderr.as_mut().unwrap();
         let (mut line, mut byte) = (Vec::new(), [0]);

@@ -44,7 +44,6 @@ impl Fate {
         }
     }
 
-    /// The error of a store that cannot be reached.
     pub fn unavailable() -> Self {
         Self::Fails(unavailable())
     }

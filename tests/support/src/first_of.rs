@@ -62,13 +62,11 @@ pub async fn rush(limiters: &[Limiter], of_plan: &Key, of_credits: &Key) -> Char
     }
 }
 
-/// The policies that were checked.
 pub fn names(decision: &Decision) -> Vec<&str> {
     let policies = decision.usage().policies();
     policies.map(|it| it.policy().name()).collect()
 }
 
-/// The units used under a policy.
 pub async fn used(limiter: &Limiter, policy: &Policy, key: &Key) -> u64 {
     let usage = limiter.peek([Charge::new(policy, key.clone(), 0)]).await;
     let rule = *usage.unwrap().rules().next().unwrap();

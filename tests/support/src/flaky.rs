@@ -5,15 +5,12 @@ use super::prelude::*;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     Up,
-    /// Each call fails at once.
     Down,
-    /// No call returns.
     Hanging,
     /// Executes a call at once, and answers a second later.
     Slow,
 }
 
-/// Clones share the memory and the state.
 #[derive(Clone, Debug)]
 pub struct Flaky {
     store: Fated,

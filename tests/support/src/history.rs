@@ -27,7 +27,6 @@ pub struct History {
 
 #[derive(Clone, Debug)]
 pub struct Step {
-    /// The time that the clock moves before the step.
     pub gap_ms: i64,
     pub act: Act,
 }
@@ -38,22 +37,18 @@ pub enum Act {
     Check(Vec<(usize, usize, u64)>),
     /// Settles one of the admitted checks, if there is one. The costs are repeated as needed.
     Settle(Index, Vec<u64>),
-    /// Takes a check back.
     TakeBack(Index),
     Reset(usize, usize),
     /// Renews the slots of a charge that was admitted, if some are left. They may be lost.
     Renew(Index),
-    /// Returns such slots.
     GiveBack(Index),
     /// Gives the next rules to the name of a policy.
     NextRules(usize),
-    /// Executes all of these in one call.
     Call(Vec<Part>),
     /// Replaces the counts by a value that the store cannot use.
     Spoil(usize, usize, Spoiled),
 }
 
-/// A part of a call.
 #[derive(Clone, Debug)]
 pub enum Part {
     /// A single check, and whether it enforces blocks.
@@ -65,7 +60,6 @@ pub enum Part {
     Unblock(usize),
     /// Renews slots that were taken before the call, if some are left. They may be lost.
     Renew(Index),
-    /// Returns such slots.
     GiveBack(Index),
 }
 
@@ -89,7 +83,6 @@ pub enum Answer {
     Failed,
 }
 
-/// The result of an act.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Came {
     Nothing,
@@ -540,7 +533,6 @@ fn costs() -> impl Strategy<Value = u64> {
     ]
 }
 
-/// The way in which a player executes the parts of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Calls {
     Together,
@@ -551,7 +543,6 @@ pub enum Calls {
 /// Replaces the value of a policy's name and a key, in stores that allow this.
 type Spoil<'a> = dyn Fn(&str, &Key, Spoiled) + 'a;
 
-/// Plays a history on one store.
 pub struct Player<'a> {
     store: &'a dyn Store,
     policies: &'a [Vec<Policy>],
@@ -560,7 +551,6 @@ pub struct Player<'a> {
     version: Vec<usize>,
     /// Admitted checks that have not been settled.
     open: Vec<Usage>,
-    /// The slots of admitted checks.
     held: Vec<Slots>,
     /// The policies and keys whose values cannot be read.
     spoiled: Vec<(usize, usize)>,
@@ -580,12 +570,10 @@ impl<'a> Player<'a> {
         }
     }
 
-    /// Sets the way to execute the parts of a call.
     pub fn calls(self, calls: Calls) -> Self {
         Self { calls, ..self }
     }
 
-    /// Sets the way to spoil values.
     pub fn spoil(self, spoil: &'a Spoil<'a>) -> Self {
         Self {
             spoil: Some(spoil),
@@ -601,14 +589,9 @@ impl<'a> Player<'a> {
         }
     }
 
-    /// Plays an act. Returns the result.
     pub async fn come(&mut self, act: &Act) -> Came {
-        match act {
+        let part = match act {
             Act::Check(charges) => return Came::Of(self.check(charges).await),
-            Act::Settle(check, costs) => {
-                let settled = self.settle(check, costs).await;
-                return settled.map_or(Came::Nothing, Came::Of);
-            }
             Act::TakeBack(check) => {
                 let Some(settlement) = self.settlement(*check, &[0]) else {
                     return Came::Nothing;
@@ -616,35 +599,31 @@ impl<'a> Player<'a> {
                 let settled = self.store.settle(&settlement.taking_back()).await;
                 return Came::Of(Outcome::from(&settled.unwrap()));
             }
-            Act::Renew(check) => {
-                let Some(slots) = self.slots(*check) else {
-                    return Came::Nothing;
-                };
-                let renewed = self.store.renew(&slots).await.unwrap();
-                self.held.push(slots);
-                return Came::Of(Outcome::from(&renewed));
+            Act::NextRules(policy) => {
+                self.version[*policy] += 1;
+                return Came::Nothing;
             }
-            Act::GiveBack(check) => {
-                let Some(slots) = self.slots(*check) else {
-                    return Came::Nothing;
-                };
-                let returned = self.store.give_back(&slots).await.unwrap();
-                return Came::Of(Outcome::from(&returned));
-            }
-            Act::Reset(policy, key) => {
-                let reset = self.store.reset(self.policy(*policy), &key_of(*key));
-                reset.await.unwrap();
-            }
-            Act::NextRules(policy) => self.version[*policy] += 1,
             Act::Call(parts) => return Came::Answers(self.call(parts).await),
             Act::Spoil(policy, key, kind) => {
                 self.spoiled.push((*policy, *key));
                 if let Some(spoil) = self.spoil {
                     spoil(self.policy(*policy).name(), &key_of(*key), *kind);
                 }
+                return Came::Nothing;
             }
+            Act::Settle(check, costs) => Part::Settle(*check, costs.clone()),
+            Act::Renew(check) => Part::Renew(*check),
+            Act::GiveBack(check) => Part::GiveBack(*check),
+            Act::Reset(policy, key) => Part::Reset(*policy, *key),
+        };
+        let Some(operation) = self.operation(&part) else {
+            return Came::Nothing;
+        };
+        let reply = self.store.execute(operation).await.unwrap();
+        match self.answer(Some(reply)) {
+            Answer::Settled(outcome) | Answer::Held(outcome) => Came::Of(outcome),
+            _ => Came::Nothing,
         }
-        Came::Nothing
     }
 
     /// The check of these charges, under the current rules.
@@ -665,12 +644,6 @@ impl<'a> Player<'a> {
             self.held.extend(Slots::of(decision.usage()));
         }
         Outcome::from(&decision)
-    }
-
-    async fn settle(&mut self, check: &Index, costs: &[u64]) -> Option<Outcome> {
-        let settlement = self.settlement(*check, costs)?;
-        let settled = self.store.settle(&settlement).await.unwrap();
-        Some(Outcome::from(&settled))
     }
 
     fn settlement(&mut self, check: Index, costs: &[u64]) -> Option<Settlement> {
@@ -706,7 +679,13 @@ impl<'a> Player<'a> {
                 replies
             }
         };
-        let answers = replies.into_iter().map(|reply| match reply {
+        let answers = replies.into_iter().map(|reply| self.answer(reply));
+        answers.collect()
+    }
+
+    /// The answer in a reply; `None` for one that failed.
+    fn answer(&mut self, reply: Option<Reply>) -> Answer {
+        match reply {
             Some(Reply::Check(decision)) => self.decided(&[decision]),
             Some(Reply::CheckBatch(decisions)) => self.decided(&decisions),
             Some(Reply::Settle(usage)) => Answer::Settled(Outcome::from(&usage)),
@@ -718,8 +697,7 @@ impl<'a> Player<'a> {
             Some(Reply::Unblock) => Answer::Unblocked,
             Some(other) => unreachable!("histories have no {other:?}"),
             None => Answer::Failed,
-        });
-        answers.collect()
+        }
     }
 
     fn operation(&mut self, part: &Part) -> Option<Operation> {
@@ -768,31 +746,17 @@ impl<'a> Player<'a> {
                 }
                 Reply::CheckBatch(decisions)
             }
-            Operation::Settle(settlement) => {
-                let charges = settlement.usage().check().charges();
-                self.can_read(charges).then_some(())?;
-                Reply::Settle(self.store.settle(&settlement).await.unwrap())
+            Operation::Settle(it) if !self.can_read(it.usage().check().charges()) => return None,
+            operation => {
+                if let Operation::Reset { policy, key } = &operation {
+                    let policies = self.policies;
+                    let is_it = |it: &(usize, usize)| {
+                        policies[it.0][0].name() == policy.name() && key_of(it.1) == *key
+                    };
+                    self.spoiled.retain(|it| !is_it(it));
+                }
+                self.store.execute(operation).await.unwrap()
             }
-            message @ (Operation::Renew(_) | Operation::Return(_)) => {
-                self.store.execute(message).await.unwrap()
-            }
-            Operation::Reset { policy, key } => {
-                self.store.reset(&policy, &key).await.unwrap();
-                let policies = self.policies;
-                let is_it = |it: &(usize, usize)| {
-                    policies[it.0][0].name() == policy.name() && key_of(it.1) == key
-                };
-                self.spoiled.retain(|it| !is_it(it));
-                Reply::Reset
-            }
-            Operation::Block { key, request } => {
-                Reply::Block(self.store.block(&key, request).await.unwrap())
-            }
-            Operation::Unblock { key } => {
-                self.store.unblock(&key).await.unwrap();
-                Reply::Unblock
-            }
-            other => unreachable!("histories have no {other:?}"),
         })
     }
 

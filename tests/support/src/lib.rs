@@ -38,6 +38,7 @@ pub mod outcome;
 pub mod plain;
 pub mod prelude;
 pub mod promise;
+pub mod proxy;
 pub mod redis;
 pub mod rows;
 pub mod scripted;
@@ -55,7 +56,6 @@ pub mod twemproxy;
 pub mod vectors;
 pub mod verified;
 
-/// The folder of the repository.
 pub fn root() -> &'static Path {
     let own = Path::new(env!("CARGO_MANIFEST_DIR"));
     own.ancestors().nth(2).unwrap_or(own)
@@ -78,7 +78,6 @@ pub fn limiter(store: impl Store) -> Limiter {
     Limiter::new(store).background(Background::Here)
 }
 
-/// A layer over such a limiter.
 pub fn layer(limiter: impl Into<Limiter>) -> RateLimitLayer {
     RateLimitLayer::new(limiter.into().background(Background::Here))
 }

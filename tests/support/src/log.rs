@@ -21,20 +21,17 @@ pub struct Log {
 }
 
 impl Default for Log {
-    /// Records all events in short.
     fn default() -> Self {
         Self::of(short)
     }
 }
 
 impl Log {
-    /// Records the events that have a line.
     pub fn of(line: impl Fn(&Event<'_>) -> Option<String> + Send + Sync + 'static) -> Self {
         let (lines, line) = (Arc::default(), Arc::new(line));
         Self { lines, line }
     }
 
-    /// Records all events in full.
     pub fn in_full() -> Self {
         Self::of(|event| short(event).map(|_| format!("{event:#?}")))
     }
@@ -43,7 +40,6 @@ impl Log {
         self.lines.lock().unwrap().clone()
     }
 
-    /// The lines since it was asked last.
     pub fn take(&self) -> Vec<String> {
         std::mem::take(&mut self.lines.lock().unwrap())
     }

@@ -42,7 +42,6 @@ struct Keys {
     /// The arguments of the last `EVAL`, and the reply.
     eval: Vec<Vec<u8>>,
     reply: Option<Vec<u8>>,
-    /// The commands of that call.
     commands: Vec<Vec<Vec<u8>>>,
     now_ms: u64,
     values: HashMap<Vec<u8>, (Vec<u8>, u64)>,
@@ -208,14 +207,12 @@ impl LuaServer {
         self.lua.load(source).into_function().unwrap();
     }
 
-    /// The last script that was sent.
     pub fn source(&self) -> String {
         let compiled = self.compiled.lock().unwrap();
         let (source, _) = compiled.as_ref().expect("a script was sent");
         String::from_utf8(source.clone()).unwrap()
     }
 
-    /// Forgets all keys, and keeps the compiled script.
     pub fn clear(&self) {
         *self.keys.lock().unwrap() = Keys::default();
     }
@@ -232,7 +229,6 @@ impl LuaServer {
         keys.writes = 0;
     }
 
-    /// Repeats the last call with this version.
     pub fn repeat_as_version(&self, version: u8) -> RedisResult<Value> {
         let mut args = self.keys.lock().unwrap().eval.clone();
         let keys = usize::try_from(number(&args[1])).unwrap();
@@ -284,7 +280,6 @@ impl LuaServer {
         self.keys.lock().unwrap().values.remove(key.as_bytes());
     }
 
-    /// The value of a key.
     pub fn value(&self, key: &str) -> Option<Vec<u8>> {
         let keys = self.keys.lock().unwrap();
         let value = keys.values.get(key.as_bytes());
@@ -519,16 +514,14 @@ fn call(lua: &Lua, keys: &State, args: &[LuaValue]) -> mlua::Result<LuaValue> {
             let count = names.iter().filter(is_there).count();
             Ok(LuaValue::Integer(i64::try_from(count).unwrap()))
         }
-        [b"SET", key, value, b"PX", ttl] => {
-            let ttl = number(ttl) - SLACK_MS;
-            assert!(ttl > 0);
-            let gone = keys.now_ms + ttl;
-            keys.values.insert(key.into(), (value.into(), gone));
-            status("ok", "OK")
-        }
-        [b"SET", key, value, b"PXAT", gone] => {
-            let gone = number(gone);
-            assert!(gone > keys.now_ms);
+        [b"SET", key, value, ref until @ ..] => {
+            let gone = match *until {
+                [b"PX", ttl] => keys.now_ms + number(ttl) - SLACK_MS,
+                [b"PXAT", gone] => number(gone),
+                [b"KEEPTTL"] => keys.get(key).expect("there is no TTL to keep").1,
+                _ => panic!("SET until {until:?}"),
+            };
+            assert!(gone > keys.now_ms || matches!(*until, [b"KEEPTTL"]));
             keys.values.insert(key.into(), (value.into(), gone));
             status("ok", "OK")
         }
@@ -537,11 +530,6 @@ fn call(lua: &Lua, keys: &State, args: &[LuaValue]) -> mlua::Result<LuaValue> {
             let at = usize::try_from(number(at)).unwrap();
             value[at..at + part.len()].copy_from_slice(part);
             Ok(LuaValue::Integer(1))
-        }
-        [b"SET", key, value, b"KEEPTTL"] => {
-            let gone = keys.get(key).expect("there is no TTL to keep").1;
-            keys.values.insert(key.into(), (value.into(), gone));
-            status("ok", "OK")
         }
         [b"DEL", key] => {
             keys.values.remove(key);

@@ -111,7 +111,6 @@ impl<'a> Model<'a> {
         self.outcome(now, charges, denied)
     }
 
-    /// Gives slots another expiry, if they are held.
     fn hold(&mut self, now: u64, held: usize, expiry: impl Fn(&Rule) -> u64) -> Outcome {
         let (charge, expires) = self.taken[held];
         let is_held = expires > now;
@@ -174,7 +173,6 @@ impl<'a> Model<'a> {
         }
     }
 
-    /// Adds to a step that counts, or takes from it.
     fn change(
         &mut self,
         now: u64,

@@ -10,7 +10,6 @@ use tempfile::TempDir;
 
 use super::redis::{Process, free_port};
 
-/// A running proxy.
 pub struct Nginx {
     _process: Process,
     address: SocketAddr,
@@ -41,7 +40,6 @@ impl Nginx {
         panic!("no nginx could be started:\n{said}");
     }
 
-    /// The address for IPv4 clients.
     pub fn address(&self) -> SocketAddr {
         self.address
     }

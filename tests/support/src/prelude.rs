@@ -65,7 +65,6 @@ pub fn charge(policy: &Policy, name: &str, cost: u64) -> Charge {
     Charge::new(policy, user(name), cost)
 }
 
-/// A check of one charge.
 pub fn check_of(policy: &Policy, name: &str, cost: u64) -> Check {
     Check::new([charge(policy, name, cost)]).unwrap()
 }
@@ -78,7 +77,6 @@ pub async fn admits(limiter: &Limiter, policy: &Policy, name: &str, cost: u64) -
     check(limiter, policy, name, cost).await.is_allowed()
 }
 
-/// The units left under the first rule.
 pub async fn left(limiter: &Limiter, policy: &Policy, name: &str) -> u64 {
     let usage = limiter.peek([charge(policy, name, 0)]).await.unwrap();
     remaining(&usage)[0]
@@ -146,7 +144,6 @@ pub async fn all_admitted<F: Future<Output = Result<Decision, StoreError>>>(
 
 pub type Inner = BoxCloneSyncService<Request<String>, Response<String>, Infallible>;
 
-/// A service that answers at once.
 pub fn answering(
     answer: impl Fn(Request<String>) -> Response<String> + Clone + Send + Sync + 'static,
 ) -> Inner {

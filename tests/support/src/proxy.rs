@@ -2,7 +2,6 @@
 
 use std::{io, net::SocketAddr, sync::atomic::Ordering::Relaxed};
 
-use support::prelude::*;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{
@@ -13,15 +12,15 @@ use tokio::{
     time::sleep_until,
 };
 
-/// The fate of the bytes.
+use super::prelude::*;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Weather {
+pub enum Weather {
     Clear,
     /// Nothing arrives until this ends. Then everything arrives, since TCP sends lost bytes again.
     Cut,
     /// Nothing ever arrives: a connection that was used in this weather stays silent and open.
     HalfOpen,
-    /// All connections end.
     Reset,
     /// The server receives each request. One of [`NO_REPLY`] chunks of its replies is lost, and ends the connection.
     NoReply,
@@ -39,17 +38,20 @@ struct Wire {
     delay: Duration,
     /// Increases to end all connections.
     era: u64,
+    /// Increases so that all connections stay silent and open.
+    silence: u64,
 }
 
 /// Runs as long as the runtime of the caller.
 #[derive(Debug)]
-pub(crate) struct Proxy {
+pub struct Proxy {
     address: SocketAddr,
+    dials: Arc<AtomicU64>,
     wire: watch::Sender<Wire>,
 }
 
 impl Proxy {
-    pub(crate) async fn new(to: SocketAddr, latency: Duration) -> Self {
+    pub async fn new(to: SocketAddr, latency: Duration) -> Self {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
         let address = listener.local_addr().unwrap();
         let (wire, seen) = watch::channel(Wire {
@@ -58,20 +60,32 @@ impl Proxy {
             latency,
             delay: Duration::ZERO,
             era: 0,
+            silence: 0,
         });
+        let dials = Arc::<AtomicU64>::default();
+        let dialled = Arc::clone(&dials);
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
+                dialled.fetch_add(1, Relaxed);
                 tokio::spawn(carry(client, seen.clone()));
             }
         });
-        Self { address, wire }
+        Self {
+            address,
+            dials,
+            wire,
+        }
     }
 
-    pub(crate) fn url(&self) -> String {
+    pub fn url(&self) -> String {
         format!("redis://{}", self.address)
     }
 
-    pub(crate) fn set_weather(&self, weather: Weather) {
+    pub fn dials(&self) -> u64 {
+        self.dials.load(Relaxed)
+    }
+
+    pub fn set_weather(&self, weather: Weather) {
         self.wire.send_modify(|wire| {
             wire.weather = weather;
             wire.era += u64::from(weather == Weather::Reset);
@@ -79,12 +93,17 @@ impl Proxy {
     }
 
     /// If the new delay is shorter than the time that a reply has been under way, the reply arrives at once.
-    pub(crate) fn set_delay(&self, delay: Duration) {
+    pub fn set_delay(&self, delay: Duration) {
         self.wire.send_modify(|wire| wire.delay = delay);
     }
 
+    /// Nothing passes the connections of now any more, which stay open. New ones work.
+    pub fn fall_silent(&self) {
+        self.wire.send_modify(|wire| wire.silence += 1);
+    }
+
     /// Ends all connections. New ones lead to this server.
-    pub(crate) fn lead_to(&self, to: SocketAddr) {
+    pub fn lead_to(&self, to: SocketAddr) {
         self.wire.send_modify(|wire| {
             wire.to = to;
             wire.era += 1;
@@ -92,15 +111,27 @@ impl Proxy {
     }
 }
 
-/// Carries one connection from beginning to end.
 async fn carry(client: TcpStream, mut wire: watch::Receiver<Wire>) {
-    let Wire { era, weather, .. } = *wire.borrow();
+    let Wire {
+        era,
+        silence,
+        weather,
+        ..
+    } = *wire.borrow();
     if weather == Weather::Reset {
         return;
     }
     let mut ended = wire.clone();
     let is_mute = AtomicBool::new(false);
+    let mut silent = wire.clone();
+    let falls_silent = async {
+        let _ = silent.wait_for(|wire| wire.silence != silence).await;
+        is_mute.store(true, Relaxed);
+        pending().await
+    };
     tokio::select! {
+        biased;
+        () = falls_silent => {}
         _ = ended.wait_for(|wire| wire.era != era) => {}
         _ = async {
             let to = passes(&mut wire, &is_mute).await.to;
@@ -117,7 +148,6 @@ async fn carry(client: TcpStream, mut wire: watch::Receiver<Wire>) {
     }
 }
 
-/// Carries one direction until it ends.
 async fn pump(
     from: OwnedReadHalf,
     to: OwnedWriteHalf,

@@ -38,7 +38,6 @@ impl Server {
         Self::with_env(args, Vec::new())
     }
 
-    /// Starts a server with more arguments, in another environment.
     pub fn with_env(args: &[&str], env: Vec<(String, String)>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let args: Vec<String> = args.iter().map(|&arg| arg.into()).collect();
@@ -59,6 +58,12 @@ impl Server {
         panic!("no server could be started:\n{}", log(&folder));
     }
 
+    /// Starts a node of a cluster. It ends right after the start if the port between nodes is taken: then another.
+    pub fn node(start: impl Fn() -> Self) -> Self {
+        let mut nodes = (0..20).map(|_| start());
+        nodes.find(Self::answers).expect("a node that answers")
+    }
+
     /// Whether the server answers. A node of a cluster ends right after the start if the second port is taken.
     pub fn answers(&self) -> bool {
         let client = redis::Client::open(self.socket_url()).unwrap();
@@ -66,17 +71,14 @@ impl Server {
         connection.is_ok_and(|mut it| redis::cmd("PING").exec(&mut it).is_ok())
     }
 
-    /// The number of the process, while it runs.
     pub fn id(&self) -> u32 {
         self.process.0.id()
     }
 
-    /// The address that the server listens at.
     pub fn address(&self) -> SocketAddr {
         ([127, 0, 0, 1], self.port).into()
     }
 
-    /// The URL of that address, without the password.
     pub fn url(&self) -> String {
         format!("redis://{}", self.address())
     }
@@ -101,7 +103,8 @@ impl Server {
         }
     }
 
-    fn connect(&self) -> redis::Connection {
+    /// A connection of another program, logged in.
+    pub fn connect(&self) -> redis::Connection {
         let client = redis::Client::open(self.socket_url()).unwrap();
         let mut connection = client.get_connection().unwrap();
         let mut args = self.args.iter().skip_while(|&arg| arg != "--requirepass");
@@ -121,7 +124,6 @@ impl Server {
         major.expect("a version")
     }
 
-    /// A number that `INFO section` reports.
     pub fn info(&self, section: &str, field: &str) -> u64 {
         let info: String = self.run(&format!("INFO {section}"));
         let line = info
@@ -129,6 +131,11 @@ impl Server {
             .find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
         line.and_then(|number| number.parse().ok())
             .unwrap_or_else(|| panic!("no {field} in {info}"))
+    }
+
+    /// The number of connections that were made, also those of the tests.
+    pub fn connections_made(&self) -> u64 {
+        self.info("stats", "total_connections_received")
     }
 
     /// Follows another server, at the return.
@@ -143,9 +150,7 @@ impl Server {
 
     /// Runs a script that does not end. Returns when the server rejects all other commands.
     pub fn keep_busy(&self) -> JoinHandle<()> {
-        let client = redis::Client::open(self.socket_url()).unwrap();
-        let connect = || client.get_connection().unwrap();
-        let (mut running, mut asking) = (connect(), connect());
+        let (mut running, mut asking) = (self.connect(), self.connect());
         let endless = std::thread::spawn(move || {
             let mut endless = redis::cmd("EVAL");
             let _ = endless.arg("while true do end").arg(0).exec(&mut running);
@@ -201,7 +206,6 @@ impl Server {
         signal(&self.process.0, "-STOP");
     }
 
-    /// Lets a stopped server continue.
     pub fn cont(&self) {
         signal(&self.process.0, "-CONT");
     }
@@ -213,7 +217,6 @@ impl fmt::Debug for Server {
     }
 }
 
-/// A process that is killed on drop.
 #[derive(Debug)]
 pub struct Process(pub Child);
 

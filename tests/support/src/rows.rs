@@ -38,7 +38,6 @@ use super::{
     prelude::*,
 };
 
-/// A sentence, and its acts.
 pub type Row = (&'static str, Vec<&'static str>);
 
 pub fn rows(table: &'static str) -> Vec<Row> {
@@ -517,7 +516,7 @@ fn left_of(usage: &Usage) -> Vec<(u64, u64)> {
 }
 
 fn since_start(until_ms: Option<u64>) -> u64 {
-    until_ms.map_or(u64::MAX, |it| it - START_MS)
+    until_ms.map_or(u64::MAX, |it| it.saturating_sub(START_MS))
 }
 
 fn key(name: &str) -> Key {

@@ -51,7 +51,6 @@ impl Scripted {
         Self::new(move |check| StoreFuture::ready(denied(check, ms)))
     }
 
-    /// A memory store that answers after a delay.
     pub fn far(latency: Duration) -> Arc<Self> {
         let memory = MemoryStore::new();
         Self::whole(move |check| {
@@ -63,12 +62,10 @@ impl Scripted {
         })
     }
 
-    /// Never answers.
     pub fn silent() -> Arc<Self> {
         Self::new(|_| StoreFuture::pending(std::future::pending()))
     }
 
-    /// Fails to decide.
     pub fn failing() -> Arc<Self> {
         Self::whole(|_| StoreFuture::ready(Err(unavailable())))
     }
@@ -129,7 +126,6 @@ impl fmt::Debug for Scripted {
 
 pub const NOW_MS: u64 = 1_000_000;
 
-/// An admission: only the cost counts under each rule.
 pub fn allowed(check: &Check) -> Result<Decision, StoreError> {
     decide(check, true, |cost, _| count(cost, 0))
 }

@@ -1,6 +1,7 @@
 //! Helpers to share servers between tests, and to wait.
 
 use std::{
+    io::Write as _,
     sync::{Arc, Mutex, PoisonError, Weak},
     time::{Duration, Instant},
 };
@@ -18,11 +19,15 @@ pub fn shared<T>(running: &Mutex<Weak<T>>, start: impl FnOnce() -> T) -> Arc<T> 
     })
 }
 
-/// Waits until the condition holds.
 pub fn wait(what: &str, mut holds: impl FnMut() -> bool) {
     let timeout = Instant::now() + PATIENCE;
     while !holds() {
         assert!(Instant::now() < timeout, "gave up waiting until {what}");
         std::thread::sleep(Duration::from_millis(10));
     }
+}
+
+/// Says what a test did not try, directly: the test harness hides the output of tests that pass.
+pub fn not_tried(why: &str) {
+    let _ = writeln!(std::io::stderr(), "\n!!! NOT TRIED: {why}\n");
 }

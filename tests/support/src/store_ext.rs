@@ -22,7 +22,6 @@ macro_rules! answer {
 
 /// Executes one operation, and reads its reply.
 pub trait StoreExt: Store {
-    /// Returns the usage after settling.
     fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
         answer!(self.execute(Operation::Settle(settlement.clone())), Settle)
     }
@@ -78,7 +77,6 @@ pub trait StoreExt: Store {
         async move { limiter.contributors(policy, key).await }
     }
 
-    /// The denials that the store knows.
     fn denials(&self) -> impl Future<Output = Result<Vec<DeniedIdentity>, StoreError>>
     where
         Self: Clone + Sized,

@@ -1,25 +1,28 @@
 //! A `RedisStore` over each kind of connection.
 
-use redis::Client;
+use bb8_redis::RedisConnectionManager;
+use redis::{Client, IntoConnectionInfo};
 use sluicegate::RedisStore;
 
 use super::redis::Server;
 
 /// One store for each source of connections, all over one server.
 pub async fn all(server: &Server) -> Vec<(&'static str, RedisStore)> {
+    let client = Client::open(server.url()).unwrap();
+    let pool = pool(server.url(), |it| it.max_size(4).min_idle(4)).await;
     vec![
         ("url", RedisStore::connect(server.url()).await.unwrap()),
-        (
-            "client",
-            RedisStore::from(Client::open(server.url()).unwrap()),
-        ),
-        ("pool", pool(server).await),
+        ("client", client.into()),
+        ("pool", pool.into()),
     ]
 }
 
-/// A store over a pool of four open connections.
-pub async fn pool(server: &Server) -> RedisStore {
-    let manager = bb8_redis::RedisConnectionManager::new(server.url()).unwrap();
-    let pool = bb8::Pool::builder().max_size(4).min_idle(4);
-    pool.build(manager).await.unwrap().into()
+pub type Pool = bb8::Pool<RedisConnectionManager>;
+
+type Builder = bb8::Builder<RedisConnectionManager>;
+
+pub async fn pool(server: impl IntoConnectionInfo, with: impl FnOnce(Builder) -> Builder) -> Pool {
+    let manager = RedisConnectionManager::new(server).unwrap();
+    let pool = with(bb8::Pool::builder()).build(manager).await;
+    pool.unwrap()
 }

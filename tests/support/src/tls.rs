@@ -11,7 +11,6 @@ use super::{
     sharing::wait,
 };
 
-/// An authority that signs certificates.
 pub struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 /// A certificate and its key, as PEM.
@@ -32,7 +31,6 @@ impl Authority {
         Self(CertifiedIssuer::self_signed(params, key).unwrap())
     }
 
-    /// Signs a certificate for these hosts.
     pub fn identity(&self, hosts: &[&str]) -> Identity {
         let hosts: Vec<String> = hosts.iter().map(|&host| host.into()).collect();
         let key = KeyPair::generate().unwrap();
@@ -63,7 +61,6 @@ pub struct TlsServer {
     _folder: TempDir,
 }
 
-/// The paths of the certificates.
 struct Files {
     ca: String,
     cert: String,
@@ -85,7 +82,7 @@ impl TlsServer {
             .collect();
         let nodes = identities.map(|identity| {
             // It ends right after the start if the port between nodes is taken.
-            let mut nodes = std::iter::repeat_with(|| Self::with(authority, identity, &more));
+            let mut nodes = (0..20).map(|_| Self::with(authority, identity, &more));
             nodes.find(|node| node.server.answers()).unwrap()
         });
         let port = nodes[1].port;
@@ -151,7 +148,6 @@ impl TlsServer {
         format!("rediss://{}", self.address())
     }
 
-    /// A client with these settings.
     pub fn client(&self, certificates: TlsCertificates) -> Client {
         Client::build_with_tls(self.url(), certificates).unwrap()
     }

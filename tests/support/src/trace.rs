@@ -63,7 +63,6 @@ pub fn traced_here() -> (Trace, DefaultGuard) {
 static ANOTHER: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(NoSubscriber::new()));
 
 impl Trace {
-    /// Runs the closure with this subscriber.
     pub fn during(&self, run: impl FnOnce()) {
         LazyLock::force(&ANOTHER);
         with_default(self.clone(), run);

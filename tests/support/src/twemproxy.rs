@@ -10,7 +10,6 @@ use tempfile::TempDir;
 
 use super::redis::{Process, Server, free_port};
 
-/// A running proxy and two servers.
 pub struct Twemproxy {
     _process: Process,
     folder: TempDir,
@@ -23,7 +22,6 @@ impl Twemproxy {
         Self::with(hash_tag, "", [Server::start(), Server::start()])
     }
 
-    /// Starts a proxy with one more line of configuration.
     pub fn with(hash_tag: &str, line: &str, servers: [Server; 2]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let [first, second] = [&servers[0], &servers[1]].map(Server::address);

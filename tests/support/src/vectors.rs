@@ -3,7 +3,6 @@
 use std::{collections::BTreeMap, env, fs, path::Path, time::UNIX_EPOCH};
 
 use serde::Deserialize;
-use sluicegate::calendar::Period;
 
 use super::{
     contract::patient,
@@ -255,33 +254,33 @@ fn assert_decision(decision: &Decision, expect: &Expect, at: &str) {
 
 fn policies(file: &File) -> BTreeMap<&str, Policy> {
     let policies = file.policies.iter().map(|(name, rules)| {
-        let rules = rules.iter().map(|text| {
-            let rule = Rule::new(text.limit, Duration::from_millis(text.window_ms));
-            match text.kind.as_str() {
-                "sliding" => rule.precision(Duration::from_millis(text.precision_ms)),
-                "fixed" => rule.fixed(),
-                "bucket" => Rule::new(text.refill, rule.window()).bucket(text.limit),
-                "calendar" => text.calendar_rule(),
-                "concurrency" => Rule::concurrent(text.limit).expires_after(rule.window()),
-                other => panic!("unknown kind of rule: {other}"),
-            }
-        });
-        (name.as_str(), Policy::new(name.as_str(), rules).unwrap())
+        let rules = rules.iter().map(|it| it.text());
+        let rules = rules.collect::<Vec<_>>().join(",");
+        (name.as_str(), policy(name, &rules))
     });
     policies.collect()
 }
 
 impl RuleText {
-    fn calendar_rule(&self) -> Rule {
-        let (period, zone) = (self.period.as_deref(), self.zone.as_deref().unwrap());
-        let rule = match period.unwrap() {
-            "day" => Rule::calendar(self.limit, Period::Day),
-            "week" => Rule::calendar(self.limit, Period::Week),
-            "month" => Rule::per_month(self.limit).from_day(self.anchor.unwrap()),
-            "year" => Rule::calendar(self.limit, Period::Year),
-            other => panic!("unknown period: {other}"),
-        };
-        rule.in_zone(zone).unwrap()
+    fn text(&self) -> String {
+        let (limit, window, of) = (self.limit, self.window_ms, |it: &Option<String>| {
+            it.clone().unwrap()
+        });
+        match self.kind.as_str() {
+            "sliding" => format!("{limit}/{window}ms@{}ms", self.precision_ms),
+            "fixed" => format!("{limit}/{window}ms@fixed"),
+            "bucket" => format!("{limit}+{}/{window}ms@bucket", self.refill),
+            "concurrency" => format!("{limit}/{window}ms@concurrent"),
+            "calendar" => {
+                let (period, zone) = (of(&self.period), of(&self.zone));
+                let day = match (&*period, self.anchor) {
+                    ("month", Some(day)) => format!(":{day}"),
+                    _ => String::new(),
+                };
+                format!("{limit}/{period}{day}@{zone}")
+            }
+            other => panic!("unknown kind of rule: {other}"),
+        }
     }
 }
 
