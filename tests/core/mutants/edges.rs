@@ -24,19 +24,16 @@ pub(super) async fn all(script: &Script) {
     a_value_that_cannot_be_read_is_told(script).await;
     a_value_that_lacks_totals_cannot_be_read(script).await;
     entries_are_narrow_again_when_nothing_counts(script).await;
-    a_settlement_takes_no_more_than_the_step_has(script).await;
     a_new_key_is_held_to_the_limit_whatever_was_settled_before(script).await;
     a_block_that_cannot_be_read_leaves_the_strikes(script).await;
     sections_of_a_later_kind_are_carried_along(script).await;
     a_value_has_255_sections(script).await;
-    crate::lua54::periods_are_found_however_far_the_clock_is_ahead(&script.server, &script.unset)
-        .await;
+    periods_are_found_however_far_the_clock_is_ahead(script).await;
     zone_data_may_differ(script).await;
     a_settlement_ends_no_period_later(script).await;
     if !script.is_plain {
         common_cases_are_not_handed_over(script).await;
     }
-    a_batch_that_makes_a_value_wide_names_the_time_of_the_rest(script).await;
     bans_are_those_of_the_memory_store(script).await;
     the_second_of_three_rules_denies_as_it_does_in_memory(script).await;
     levels_stop_at_255(script).await;
@@ -178,19 +175,6 @@ async fn entries_are_narrow_again_when_nothing_counts(script: &Script) {
     assert_eq!(lengths, [narrow, wide, wide, wide, narrow]);
 }
 
-/// A server that took over has lost the charge, and another has come since.
-async fn a_settlement_takes_no_more_than_the_step_has(script: &Script) {
-    let policy = policy("9/1m@1s");
-    script.start(START_MS);
-    check(&script.store, &policy, 3).await;
-    let before = script.server.value(NAME).unwrap();
-    script.clock.advance(SECOND);
-    let lost = check(&script.store, &policy, 5).await;
-    script.server.put(NAME, Some(&before));
-    check(&script.store, &policy, 1).await;
-    assert_eq!(left(&settle(&script.store, lost.usage(), 0).await), 6);
-}
-
 /// A settlement charges an expired key whatever the limit. A check of as many units follows in the same call.
 async fn a_new_key_is_held_to_the_limit_whatever_was_settled_before(script: &Script) {
     let policy = policy("3/1m");
@@ -279,6 +263,33 @@ async fn a_value_has_255_sections(script: &Script) {
     assert_eq!(tail[..254 * 16], labels[..254 * 16]);
 }
 
+/// The caller sends the periods around its own clock, and asks once more if the server's time is in none of them.
+async fn periods_are_found_however_far_the_clock_is_ahead(script: &Script) {
+    let (server, store) = (&script.server, &script.unset);
+    for days in [0, 1, 3, 400] {
+        server.clear();
+        server.set_ahead(Duration::from_secs(days * 86_400));
+        let hourly = support::prelude::policy("hourly", "5/1h");
+        let quota = policy("5/day@UTC,7/year@Europe/Berlin");
+        // Only the second operation is repeated: the first is executed once.
+        let both = [&hourly, &quota].map(|policy| Operation::Check(look(policy, 2)));
+        let replies = store.call(both.to_vec()).await.unwrap();
+        let [Ok(Reply::Check(first)), Ok(Reply::Check(second))] = &replies[..] else {
+            panic!("{days} days: {replies:?}");
+        };
+        assert_eq!(remaining(first.usage()), [3], "{days} days");
+        assert_eq!(remaining(second.usage()), [3, 5], "{days} days");
+        assert_eq!(remaining(&settle(store, second.usage(), 1).await), [4, 6]);
+        let both = Check::new([&hourly, &quota].map(|policy| charge(policy, "alice", 3)));
+        let both = store.check(&both.unwrap()).await.unwrap();
+        assert_eq!(remaining(both.usage()), [0, 1, 3]);
+        // A response that outlives its periods.
+        server.set_ahead(Duration::from_secs((days + 400) * 86_400));
+        let settled = settle(store, both.usage(), 4).await;
+        assert_eq!(remaining(&settled), [4, 4, 6], "{days} days");
+    }
+}
+
 /// Another replica has charged, and its zone data ends the period at another time.
 async fn zone_data_may_differ(script: &Script) {
     let quota = policy("9/day@UTC,1000/30d");
@@ -335,31 +346,6 @@ async fn a_settlement_ends_no_period_later(script: &Script) {
 
 async fn common_cases_are_not_handed_over(script: &Script) {
     hand_over::no_common_case_is_handed_over(&script.server, &script.clock).await;
-}
-
-async fn a_batch_that_makes_a_value_wide_names_the_time_of_the_rest(script: &Script) {
-    script.start(START_MS);
-    let memory = MemoryStore::new().clock(script.clock.clone());
-    let policy = policy("140000/2h@1h");
-    let check = |cost| look(&policy, cost);
-    let stores: [&dyn Store; 2] = [&script.store, &memory];
-    for store in stores {
-        store.check(&check(1)).await.unwrap();
-    }
-    script.clock.advance(HOUR);
-    let mut replies = Vec::new();
-    for store in stores {
-        let batch = Operation::CheckBatch(CheckBatch::new(check(70_000), 2));
-        let Reply::CheckBatch(decisions) = store.execute(batch).await.unwrap() else {
-            panic!("a reply to a batch");
-        };
-        let [Decision::Allowed(_), Decision::Denied(denial)] = &decisions[..] else {
-            panic!("one is admitted: {decisions:?}");
-        };
-        replies.push(denial.retry_after());
-    }
-    let are_same = replies[0].is_some() && replies[0] == replies[1];
-    assert!(are_same, "{replies:?}");
 }
 
 /// With windows of a few milliseconds, blocks and strikes end at the time of a check.
@@ -465,7 +451,6 @@ async fn a_call_of_another_version_is_an_error(script: &Script) {
     }
 }
 
-/// The error is the server's, without the place in the script that older servers add.
 async fn a_newest_step_that_another_program_has_set_ahead_is_not_believed(script: &Script) {
     let policy = policy("9/1m");
     script.start(START_MS);
