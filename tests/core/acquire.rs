@@ -317,19 +317,6 @@ async fn a_store_that_fails_or_is_silent_for_longer_than_a_caller_waits_gives_th
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_caller_who_comes_while_the_breaker_is_open_waits_for_the_store() {
-    let limiter = support::limiter(stalls_for(ms(3_000)));
-    for _ in 0..5 {
-        let error = limiter.check(calls("1/1s", 1)).await.unwrap_err();
-        assert_eq!(error.kind(), StoreErrorKind::Timeout);
-    }
-    let error = limiter.acquire(calls("1/1s", 1), Duration::ZERO).await;
-    assert_eq!(error.unwrap_err().kind(), StoreErrorKind::CircuitOpen);
-    let decision = limiter.acquire(calls("1/1s", 1), LONG).await;
-    assert!(decision.unwrap().is_allowed());
-}
-
-#[tokio::test(start_paused = true)]
 async fn an_error_that_time_does_not_mend_and_a_local_decision_end_the_wait_at_once() {
     let start = Instant::now();
     for kind in [StoreErrorKind::AccessDenied, StoreErrorKind::InvalidRequest] {
@@ -663,11 +650,4 @@ async fn a_shadow_is_decided_when_its_caller_is_admitted_and_makes_nobody_wait()
     assert_eq!(times, [(0, true), (0, false), (1_001, false)]);
     // The third caller has to ask twice.
     assert_eq!(store.asked_ms(), [0, 0, 0, 1_001]);
-}
-
-#[test]
-fn waiting_can_be_spawned() {
-    fn send(_: impl Future + Send) {}
-    let limiter = support::limiter(MemoryStore::new());
-    send(limiter.acquire(calls("1/1s", 1), LONG));
 }

@@ -36,35 +36,20 @@ async fn blocked(limiter: &Limiter, name: &str) -> Option<u64> {
     }
 }
 
-#[tokio::test]
-async fn a_denial_strikes_only_the_identities_that_a_policy_with_a_ban_denies() {
-    let (limiter, _) = memory();
-    let login = policy("login", "2/1m=1h");
-    let plain = Policy::parse("plain", "0/1d").unwrap();
-    let wide = Policy::parse("wide", "9/1d").unwrap();
-    let wide = wide.ban("1/1m=1h".parse().unwrap());
-    let charges = || {
-        [
-            charge(&login, "alice"),
-            charge(&login, "bob"),
-            charge(&plain, "carol"),
-            charge(&wide, "dave"),
-            charge(&login.clone().shadow(), "erin"),
-        ]
-    };
-    for _ in 0..2 {
-        assert!(is_denied(&check(&limiter, charges()).await));
-    }
-    for (name, expected) in [
-        ("alice", Some(3_600_000)),
-        ("bob", Some(3_600_000)),
-        ("carol", None),
-        ("dave", None),
-        ("erin", None),
-    ] {
-        assert_eq!(blocked(&limiter, name).await, expected, "{name}");
-    }
+#[test]
+fn each_row_about_strikes_holds() {
+    hold(ROWS, |store, _| support::limiter(store.clone()));
 }
+
+const ROWS: &str = "
+A denial strikes only the identities that a policy with a ban denies
+ login = 1/1d 2/1m=1h; plain = 0/1d; wide = 9/1d 1/1m=1h; look = 9/1d
+ 2* strike login alice & login bob & plain carol & wide dave !
+ look alice 1 !ban:1h; look bob 1 !ban:1h; look carol 1; look dave 1
+Unblocking forgets strikes that wait to be counted
+ p = 1/1d 2/1m=1h; look = 9/1d; 2* p alice 2 !; 2* p bob 2 !; unblock alice; strike p carol !
+ look alice 1; look bob 1 !ban:1h
+";
 
 #[tokio::test]
 async fn denials_of_a_burst_are_counted_together_and_the_ban_begins_with_the_last() {
@@ -77,33 +62,6 @@ async fn denials_of_a_burst_are_counted_together_and_the_ban_begins_with_the_las
     }
     limiter.strikes_counted().await;
     assert_eq!(blocked(&limiter, "alice").await, Some(7 + 3_600_000));
-}
-
-#[tokio::test]
-async fn denials_of_a_burst_under_two_policies_of_one_window_are_counted_together() {
-    let (few, many) = (policy("few", "2/1m=1m"), policy("many", "3/1m=1h"));
-    for order in [[&few, &many], [&many, &few]] {
-        let (limiter, _) = memory();
-        for policy in order {
-            limiter.check([charge(policy, "alice")]).await.unwrap();
-        }
-        limiter.strikes_counted().await;
-        assert_eq!(blocked(&limiter, "alice").await, Some(60_000));
-    }
-}
-
-#[tokio::test]
-async fn unblocking_forgets_strikes_that_wait_to_be_counted() {
-    let (limiter, _) = memory();
-    let policy = policy("login", "2/1m=1h");
-    for _ in 0..2 {
-        limiter.check([charge(&policy, "alice")]).await.unwrap();
-        limiter.check([charge(&policy, "bob")]).await.unwrap();
-    }
-    limiter.unblock(&user("alice")).await.unwrap();
-    limiter.strikes_counted().await;
-    assert_eq!(blocked(&limiter, "alice").await, None);
-    assert_eq!(blocked(&limiter, "bob").await, Some(3_600_000));
 }
 
 #[tokio::test]
@@ -326,33 +284,6 @@ async fn a_store_without_blocks_makes_no_ban_and_denies_on() {
 }
 
 #[tokio::test]
-async fn a_store_full_of_blocks_says_so_and_has_room_when_one_has_ended() {
-    let clock = ManualClock::new(START_MS);
-    let store = MemoryStore::new().capacity(3).clock(clock.clone());
-    let limiter = support::limiter(store);
-    for (name, span) in [("alice", MINUTE), ("bob", HOUR), ("carol", HOUR)] {
-        limiter.block(&user(name), span).await.unwrap();
-    }
-    let error: StoreError = limiter.block(&user("dave"), HOUR).await.unwrap_err();
-    assert_eq!(error.kind(), StoreErrorKind::InvalidRequest);
-    assert_eq!(error.to_string(), "the store has no room for another block");
-    assert_eq!(blocked(&limiter, "dave").await, None);
-    // An operator can extend an existing block, and a time in the past needs no room.
-    let block = limiter.block(&user("bob"), 2 * HOUR).await.unwrap();
-    assert_eq!(block, Block::new(START_MS + 7_200_000, BlockedBy::Operator));
-    let dave = user("dave");
-    limiter.block(&dave, Duration::ZERO).await.unwrap();
-    clock.advance(MINUTE);
-    limiter.block(&user("dave"), HOUR).await.unwrap();
-    limiter.block(&user("erin"), HOUR).await.unwrap_err();
-    for name in ["bob", "carol", "dave"] {
-        assert!(blocked(&limiter, name).await.is_some(), "{name}");
-    }
-    limiter.unblock(&user("carol")).await.unwrap();
-    limiter.block(&user("erin"), HOUR).await.unwrap();
-}
-
-#[tokio::test]
 async fn a_check_enforces_blocks_if_its_limiter_does_or_a_policy_that_counts_bans() {
     let store = Scripted::allowing();
     let (plain, banning) = (Policy::parse("a", "9/1d").unwrap(), policy("b", "9/1d=1h"));
@@ -376,23 +307,4 @@ async fn a_check_enforces_blocks_if_its_limiter_does_or_a_policy_that_counts_ban
     let both = Check::new([charge(&plain, "alice"), charge(&banning, "alice")]).unwrap();
     assert!(both.enforces_blocks());
     assert_eq!(both.keys().collect::<Vec<_>>(), [&user("alice")]);
-}
-
-#[tokio::test]
-async fn an_operators_block_takes_the_room_of_the_ban_that_ends_first() {
-    let clock = ManualClock::new(START_MS);
-    let store = MemoryStore::new().capacity(2).clock(clock.clone());
-    let limiter = support::limiter(store);
-    check(&limiter, [charge(&policy("long", "1/1d=1h"), "alice")]).await;
-    check(&limiter, [charge(&policy("short", "1/1d=1m"), "bob")]).await;
-    limiter.block(&user("carol"), HOUR).await.unwrap();
-    assert_eq!(blocked(&limiter, "carol").await, Some(3_600_000));
-    assert_eq!(blocked(&limiter, "alice").await, Some(3_600_000));
-    assert_eq!(blocked(&limiter, "bob").await, None);
-    // A ban replaces no other block, except one that has ended.
-    check(&limiter, [charge(&policy("long", "1/1d=2h"), "bob")]).await;
-    assert_eq!(blocked(&limiter, "bob").await, None);
-    clock.set(START_MS + 3_600_000);
-    check(&limiter, [charge(&policy("long", "1/1d=2h"), "bob")]).await;
-    assert_eq!(blocked(&limiter, "bob").await, Some(3 * 3_600_000));
 }

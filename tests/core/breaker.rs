@@ -117,18 +117,6 @@ async fn callers_who_wait_in_vain_while_others_are_answered_do_not_open_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_thousand_callers_of_one_dead_call_are_one_failure() {
-    let (_, store) = silent();
-    let limiter = support::limiter(store.clone());
-    for _ in 0..4 {
-        join_all((0..1_000).map(|_| kind(&limiter))).await;
-    }
-    assert_eq!(kind(&limiter).await, Some(StoreErrorKind::Timeout));
-    assert_eq!(kind(&limiter).await, Some(StoreErrorKind::CircuitOpen));
-    assert_eq!(store.checks().len(), 4_001);
-}
-
-#[tokio::test(start_paused = true)]
 async fn failures_count_once_in_each_half_timeout() {
     let store = Scripted::new(|_| StoreFuture::ready(Err(unavailable())));
     let limiter = support::limiter(store).timeout(TIMEOUT);

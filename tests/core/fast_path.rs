@@ -1,5 +1,5 @@
 //! Proves that the script's fast path changes nothing but its speed: without it, answers, values and expiries are the
-//! same.
+//! same; and that both answer as the memory store does, in Lua 5.4 as in the Lua 5.1 of Redis.
 
 use proptest::prelude::*;
 use sluicegate::store::redis::inspect::StoredValue;
@@ -17,45 +17,54 @@ mod without {
 }
 
 fn plain(server: &LuaServer) -> (RedisStore, ManualClock) {
+    whole(&server.plain())
+}
+
+fn whole(server: &LuaServer) -> (RedisStore, ManualClock) {
     let clock = ManualClock::new(0);
-    let store = server.plain().store();
-    (store.clock(clock.clone()), clock)
+    (server.store().clock(clock.clone()), clock)
 }
 
 #[tokio::test]
-async fn the_plain_script_agrees_with_the_vectors() {
+async fn the_script_agrees_with_the_vectors_with_the_fast_path_and_without() {
     replay_all(async || plain(&LuaServer::new())).await;
+    replay_all(async || whole(&LuaServer::new())).await;
 }
 
 #[test]
 fn a_fast_path_changes_nothing_whatever_happens() {
-    changes_nothing(wild());
+    changes_nothing(&ProptestConfig::default(), wild());
 }
 
 #[test]
 fn a_fast_path_changes_nothing_whatever_happens_to_all_kinds_of_rules() {
-    changes_nothing(wild_kinds());
+    changes_nothing(&few_cases(), wild_kinds());
+}
+
+#[test]
+fn a_fast_path_changes_nothing_about_what_is_taken_back() {
+    changes_nothing(&few_cases(), taken_back());
 }
 
 #[test]
 fn a_fast_path_changes_nothing_on_busy_keys() {
-    changes_nothing(hot());
+    changes_nothing(&few_cases(), hot());
 }
 
 #[test]
 fn a_fast_path_changes_nothing_however_much_is_charged() {
-    changes_nothing(large());
+    changes_nothing(&ProptestConfig::default(), large());
 }
 
 #[test]
 fn a_fast_path_changes_nothing_in_calls_of_several_operations() {
-    changes_nothing(calls());
-    changes_nothing(calls_of_all_kinds());
+    changes_nothing(&few_cases(), calls());
+    changes_nothing(&few_cases(), calls_of_all_kinds());
 }
 
 #[test]
 fn a_fast_path_changes_nothing_about_values_that_cannot_be_read() {
-    changes_nothing(spoiled_calls());
+    changes_nothing(&few_cases(), spoiled_calls());
 }
 
 /// Whatever the other keys hold: they are new, or have room, or steps of theirs are due; and whichever rule denies.
@@ -92,29 +101,29 @@ async fn a_check_that_one_of_three_keys_denies_has_the_same_answer_without_the_f
     }
 }
 
-/// Plays a history with the fast path and without; after each step the servers keep the same.
-fn changes_nothing(histories: impl Strategy<Value = History>) {
+/// Plays a history with the fast path, without, and in memory; after each step the servers keep the same.
+fn changes_nothing(config: &ProptestConfig, histories: impl Strategy<Value = History>) {
     let runtime = support::runtime();
     let (with, without) = (LuaServer::new(), LuaServer::new().plain());
-    proptest!(few_cases(), |(history in histories)| {
+    proptest!(config.clone(), |(history in histories)| {
         with.clear();
         without.clear();
-        let clock = ManualClock::new(0);
-        let store = |server: &LuaServer| server.store().clock(clock.clone());
-        let (fast, plain) = (store(&with), store(&without));
-        let spoil = |server: &LuaServer, policy: &str, key: &Key, spoiled| {
-            server.spoil(policy, key, spoiled);
-        };
-        let spoil_with = |policy: &str, key: &_, spoiled| spoil(&with, policy, key, spoiled);
-        let spoil_without = |policy: &str, key: &_, spoiled| spoil(&without, policy, key, spoiled);
+        let clock = ManualClock::new(history.start_ms);
+        let [fast, plain] = [&with, &without].map(|it| it.store().clock(clock.clone()));
+        let memory = MemoryStore::new().clock(clock.clone());
+        let spoil_with = |policy: &str, key: &_, spoiled| with.spoil(policy, key, spoiled);
+        let spoil_without = |policy: &str, key: &_, spoiled| without.spoil(policy, key, spoiled);
         let mut fast = Player::new(&fast, &history).spoil(&spoil_with);
         let mut plain = Player::new(&plain, &history).spoil(&spoil_without);
-        clock.set(history.start_ms);
+        let mut memory = Player::new(&memory, &history).calls(Calls::Apart);
         for (index, step) in history.steps.iter().enumerate() {
             move_clock(&clock, step.gap_ms);
-            let came = runtime.block_on(async { (fast.come(&step.act).await, plain.come(&step.act).await) });
             let (what, now_ms) = (&step.act, clock.now_ms());
-            prop_assert!(came.0 == came.1, "step {index} at {now_ms}, {what:?}: {:?}", came);
+            let right = runtime.block_on(memory.come(what));
+            for player in [&mut fast, &mut plain] {
+                let came = runtime.block_on(player.come(what));
+                prop_assert!(came == right, "step {index} at {now_ms}, {what:?}: {came:?}, not {right:?}");
+            }
             if with.all() != without.all() {
                 prop_assert_eq!(kept(&with), kept(&without), "step {} at {}: {:?}", index, now_ms, what);
             }

@@ -1,7 +1,7 @@
 //! The first of several policies that has room: each try is one check, and only the answer counts.
 
 use support::{
-    first_of::{CREDITS, Charged, PLAN, credits, lists, names, plan, rush, used, user},
+    first_of::{CREDITS, Charged, PLAN, credits, names, plan, rush, used, user},
     prelude::*,
 };
 
@@ -149,32 +149,6 @@ async fn if_all_are_denied_the_answer_is_the_denial_that_ends_first() {
     assert_eq!(names(&denied.unwrap()), ["full"]);
 }
 
-#[tokio::test]
-async fn a_list_that_has_the_denying_charge_is_not_tried() {
-    let store = Scripted::far(Duration::ZERO);
-    let limiter = support::limiter(store.clone());
-    let all = policy("all", "1000000/1h");
-    let everything = Charge::new(&all, Key::new("service", "all"), 1_000_000);
-    assert!(limiter.check([everything]).await.unwrap().is_allowed());
-    let lists = lists(&user("alice"), &user("alice"));
-    let denied = limiter.check_first(lists).await;
-    assert_eq!(names(&denied.unwrap()), ["all", "plan"]);
-    assert_eq!(store.checks().len(), 2);
-}
-
-#[tokio::test]
-async fn a_block_ends_the_tries() {
-    let store = MemoryStore::new();
-    let limiter = support::limiter(store);
-    let [plan, credits] = plans(["0/1h", "5/1h"]);
-    let day = Until::After(Duration::from_secs(86_400));
-    limiter.block(&user("alice"), day).await.unwrap();
-    let other = [Charge::new(&credits, user("bob"), 1)];
-    let decision = limiter.check_first([[charge(&plan)], other]).await.unwrap();
-    assert!(is_blocked(&decision));
-    assert_eq!(used(&limiter, &credits, &user("bob")).await, 0);
-}
-
 #[tokio::test(start_paused = true)]
 async fn one_timeout_holds_for_all_tries() {
     let store = Scripted::far(ms(60));
@@ -185,18 +159,6 @@ async fn one_timeout_holds_for_all_tries() {
     assert_eq!(error.unwrap_err().kind(), StoreErrorKind::Timeout);
     assert_eq!(start.elapsed(), ms(100));
     assert_eq!(store.checks().len(), 2);
-}
-
-#[tokio::test]
-async fn a_try_that_could_not_be_decided_is_the_last() {
-    let seen = seen();
-    let failing = Scripted::failing();
-    let limiter = support::limiter(failing.clone()).observer(seen.clone());
-    let [plan, credits] = plans(["5/1h", "5/1h"]);
-    let error = limiter.check_first(one_each([&plan, &credits])).await;
-    assert_eq!(error.unwrap_err().kind(), StoreErrorKind::Unavailable);
-    assert_eq!(failing.checks().len(), 1);
-    assert_eq!(seen.take(), ["Unavailable"]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -306,16 +268,6 @@ async fn the_slots_of_the_alternative_that_was_charged_are_held() {
     let third = limiter.check_first(lists()).await.unwrap();
     assert_eq!(names(&third), ["shared"]);
     drop(first);
-}
-
-#[tokio::test]
-async fn a_settlement_goes_to_the_alternative_that_was_charged() {
-    let limiter = support::limiter(MemoryStore::new());
-    let [plan, credits] = plans(["0/1h", "5/1h"]);
-    let decision = first(&limiter, [&plan, &credits]).await;
-    limiter.settle(decision.usage(), |_| 3).await.unwrap();
-    assert_eq!(used(&limiter, &credits, &user("alice")).await, 3);
-    assert_eq!(used(&limiter, &plan, &user("alice")).await, 0);
 }
 
 #[tokio::test]

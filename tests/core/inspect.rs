@@ -15,12 +15,11 @@ use support::{
 };
 
 fn on_each(
-    config: &ProptestConfig,
     histories: impl Strategy<Value = History>,
     holds: &impl AsyncFn(&RedisStore, &ManualClock, &History),
 ) {
     let (server, runtime) = (LuaServer::new(), support::runtime());
-    proptest!(config.clone(), |(history in histories)| {
+    proptest!(few_cases(), |(history in histories)| {
         server.clear();
         let clock = ManualClock::new(0);
         let store = server.store().clock(clock.clone());
@@ -30,26 +29,22 @@ fn on_each(
 
 #[test]
 fn a_stored_value_has_the_steps_of_the_model() {
-    on_each(
-        &ProptestConfig::default(),
-        steady(),
-        &has_the_steps_of_the_model,
-    );
+    on_each(steady(), &has_the_steps_of_the_model);
 }
 
 #[test]
 fn a_stored_value_answers_all_callers_as_the_memory_store_does_whatever_happens() {
-    on_each(&few_cases(), wild(), &answers_as_the_memory_store);
+    on_each(wild(), &answers_as_the_memory_store);
 }
 
 #[test]
 fn a_stored_value_answers_as_the_memory_store_does_however_much_is_charged() {
-    on_each(&few_cases(), large(), &answers_as_the_memory_store);
+    on_each(large(), &answers_as_the_memory_store);
 }
 
 #[test]
 fn what_is_read_foretells_what_the_script_decides() {
-    on_each(&ProptestConfig::default(), wild(), &foretells_the_script);
+    on_each(wild(), &foretells_the_script);
 }
 
 /// A value of two rules with queues of steps.

@@ -161,34 +161,3 @@ async fn a_limiter_that_enforces_no_blocks_makes_none_and_knows_none() {
     off.unblock(&user("alice")).await.unwrap();
     assert!(limiter.check(charge("alice")).await.unwrap().is_allowed());
 }
-
-#[tokio::test(start_paused = true)]
-async fn a_check_for_which_leased_units_were_spent_leaves_a_block_of_their_identity_known() {
-    let (store, clock) = Flaky::new();
-    let leases = support::leases(store.clone()).clock(clock.clone());
-    let limiter = support::limiter(leases).on_failure(FailurePolicy::Open);
-    let leased = |cost| {
-        let policy = policy("requests", "100000/1m");
-        Charge::new(&policy, user("alice"), cost)
-    };
-    for checks in 0..2_100 {
-        if checks == 2_000 {
-            clock.set(clock.now_ms() / 1_000 * 1_000 + 1_000);
-        }
-        assert!(limiter.try_acquire([leased(1)]).await);
-        others_run().await;
-        clock.advance(ms(1) / 2);
-    }
-    let elsewhere = support::limiter(store.clone());
-    elsewhere.block(&user("alice"), HOUR).await.unwrap();
-    assert_eq!(known(&limiter, "alice").await, Some(Some(HOUR)));
-    let decision = limiter.check([leased(1)]).await.unwrap();
-    assert!(decision.is_allowed(), "leased units: {decision:?}");
-    // The store decides a check that it alone can pay, and sees the block.
-    let address = policy("address", "9/1d");
-    let address = Charge::new(&address, Key::new("ip", "::1"), 1);
-    let decision = limiter.check([leased(1), address]).await.unwrap();
-    assert!(is_blocked(&decision));
-    store.is_now(State::Down);
-    assert_eq!(known(&limiter, "alice").await, Some(Some(HOUR)));
-}

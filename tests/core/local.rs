@@ -326,18 +326,6 @@ async fn a_check_that_makes_no_sense_follows_no_failure_policy() {
     }
 }
 
-#[tokio::test]
-async fn the_memory_is_bounded() {
-    let memory = MemoryStore::new().capacity(2_000);
-    let limiter = limiter(&Shared::down(), 3).local_store(memory.clone());
-    let api = policy("9/1d");
-    for n in 0..10_000 {
-        let charge = Charge::new(&api, Key::new("user", format!("user {n}")), 1);
-        assert!(limiter.try_acquire([charge]).await);
-    }
-    assert!((1_000..=2_000).contains(&memory.len()), "{}", memory.len());
-}
-
 #[test]
 fn local_decisions_need_no_runtime() {
     let limiter = limiter(&Shared::down(), 1);

@@ -144,24 +144,6 @@ async fn a_settlement_that_a_server_refuses_for_long_is_tried_again_less_and_les
 }
 
 #[test]
-fn a_meter_that_is_dropped_outside_of_its_runtime_is_settled_inside_or_in_the_next() {
-    let limiter = support::limiter(MemoryStore::new());
-    let runtime = support::runtime();
-    let [first, second] = runtime.block_on(async {
-        let first = limiter.meter(&checked(&limiter).await);
-        [first, limiter.meter(&checked(&limiter).await)]
-    });
-    first.add(3);
-    drop(first);
-    assert_eq!(runtime.block_on(used_at_last(&limiter)), [13, 13, 13]);
-    drop(runtime);
-    second.add(4);
-    drop(second);
-    let next = support::runtime();
-    assert_eq!(next.block_on(used_at_last(&limiter)), [7, 7, 7]);
-}
-
-#[test]
 fn a_meter_without_any_runtime_settles_all_the_same() {
     let limiter = support::limiter(MemoryStore::new());
     let decision = block_on(checked(&limiter));

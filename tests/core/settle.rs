@@ -2,7 +2,6 @@
 
 use std::collections::VecDeque;
 
-use sluicegate::limiter::ActualCost;
 use support::prelude::*;
 
 /// A memory store with scripted failures of settlements: `true` means that the settlement was not sent.
@@ -111,30 +110,4 @@ async fn a_settlement_that_finds_no_place_in_memory_can_be_made_again() {
     clock.advance(Duration::from_secs(2));
     let settled = limiter.settle(look.usage(), |_| 2).await.unwrap();
     assert_eq!(remaining(&settled), [3]);
-}
-
-/// A limit that skips the request changes the positions of the other limits.
-#[tokio::test]
-async fn a_settlement_goes_to_the_policies_it_names_whatever_else_was_charged() {
-    let [requests, tokens] =
-        ["requests", "tokens"].map(|name| Policy::parse(name, "1000/1h").unwrap());
-    let cost = ActualCost::of("tokens", 900);
-    let (requests, tokens) = (&requests, &tokens);
-    for (charges, expected) in [
-        (vec![(requests, 1), (tokens, 100)], vec![999, 100]),
-        (vec![(tokens, 100), (requests, 1)], vec![100, 999]),
-        (vec![(requests, 1)], vec![999]),
-        (
-            vec![(tokens, 60), (requests, 1), (tokens, 40)],
-            vec![100, 999],
-        ),
-    ] {
-        let limiter = support::limiter(MemoryStore::new());
-        let charges = charges
-            .into_iter()
-            .map(|(policy, cost)| charge(policy, cost));
-        let decision = limiter.check(charges).await.unwrap();
-        let settled = limiter.settle(decision.usage(), |charge| cost.under(charge));
-        assert_eq!(remaining(&settled.await.unwrap()), expected);
-    }
 }

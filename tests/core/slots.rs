@@ -40,10 +40,23 @@ enum Failure {
     Stalls,
 }
 
-/// Those that rows name.
-const FAILURES: [Failure; 3] = [Failure::AnswerLost, Failure::Unsent, Failure::Unsupported];
-
 impl Failure {
+    /// As rows name it.
+    fn named(name: &str) -> Self {
+        use Failure::*;
+        let all = [
+            AnswerLost,
+            Unsent,
+            Unsupported,
+            Slow,
+            Late,
+            Overtaken,
+            SlowRenewal,
+        ];
+        let named = all.into_iter().find(|it| format!("{it:?}") == name);
+        named.expect("a failure")
+    }
+
     fn of_check(self) -> Fate {
         match self {
             Self::Overtaken => Fate::Travels(ms(50), ms(0)),
@@ -128,6 +141,27 @@ impl Cluster {
             left -= by;
         }
     }
+
+    /// Lets time pass until the first renewal.
+    async fn is_asked_to_renew(&self) {
+        let is_renewed = async || !self.renewals().is_empty();
+        until(is_renewed, async || self.pass(ms(10)).await).await;
+    }
+
+    /// Lets time pass as a row says; `false` where the words say something else.
+    async fn waits(&self, start: Instant, words: &[&str]) -> bool {
+        let time = |text: &str| ms(millis(text).unsigned_abs());
+        match words {
+            ["pass", for_so_long] => self.pass(time(for_so_long)).await,
+            ["renewal"] => self.is_asked_to_renew().await,
+            ["stop", until] if until.starts_with('@') => {
+                self.stop(time(&until[1..]) - start.elapsed()).await;
+            }
+            ["stop", for_so_long] => self.stop(time(for_so_long)).await,
+            _ => return false,
+        }
+        true
+    }
 }
 
 fn one() -> Policy {
@@ -153,7 +187,8 @@ async fn take(limiter: &Limiter) -> Slot {
 }
 
 /// Sentences about slots of alice: `take x` takes one, by the rules of the row or by other rules; `full` and `free` say
-/// whether there is one; `pass` lets time pass, and `stop` does so at once.
+/// whether there is one; `leaves` is a caller that waits for 10 ms, and `late` one that waits for its timeout; `pass` lets
+/// time pass, `stop` does so at once, to a time after `@`, and `renewal` until the first.
 const ROWS: &str = "
 A slot is renewed as long as it is held, at a third of the window
  take x; pass 5m; held x; full; renewals 30 42; drop x; pass 1s; free
@@ -177,6 +212,19 @@ A slot that an operator has freed takes no slot of another
  take x; reset; take y; pass 10200; lost x; drop x; pass 30s; held y; full
 Slots that expire too early to be renewed are not
  take x 1/1ms; pass 1s; lost x; renewals 0 0
+A return that overtakes the check is sent again
+ fail Overtaken; leaves; pass 1s; mend; free
+A slot that is dropped during a renewal is returned after the answer
+ take x; fail SlowRenewal; renewal; drop x; mend; pass 100; renewals 1 1; free
+A slot whose renewal is answered after it was lost stays lost and is returned
+ # Stopped while the answer is under way, until the first time is over, and that of the renewal is not.
+ take x; fail SlowRenewal; renewal; mend; stop @30s; pass 100; lost x; renewals 1 1; free
+A caller that leaves before the answer leaves no slot taken
+ fail Slow; leaves; pass 100; leaves; pass 100; leaves; pass 100; free
+A check that is answered after its timeout leaves no slot taken
+ fail Late; late; mend; free
+A slot beside a lost one is held until the work ends
+ take x & all; reset; pass 10200; lost x; pass 30s; full all; pass 30s; full all; drop x; pass 100; free all
 A reload to a shorter expiry leaves the slots until the work ends
  take x; take y 1/5s; pass 1m; held x; held y; full; full 1/5s; drop x; drop y; pass 1s; free; free 1/5s
 ";
@@ -184,18 +232,24 @@ A reload to a shorter expiry leaves the slots until the work ends
 #[tokio::test(start_paused = true)]
 async fn each_row_about_a_holder_holds() {
     for (sentence, acts) in rows(ROWS) {
-        let (cluster, limiter) = cluster();
+        let ((cluster, limiter), start) = (cluster(), Instant::now());
         let mut slots = HashMap::new();
-        for act in acts {
-            let words: Vec<&str> = act.split(' ').collect();
-            // All that fit, as one slot.
-            let by = |rules: Option<&&str>| {
-                let rules = rules.map_or("1/30s", |it| *it);
+        // All that fit, as one slot.
+        let by = |rules: Option<&&str>| match rules.copied().unwrap_or("1/30s") {
+            "all" => Charge::new(&policy("all", "1/12s@concurrent"), acme(), 1),
+            rules => {
                 let (most, _) = rules.split_once('/').unwrap();
                 let policy = policy("jobs", &format!("{rules}@concurrent"));
                 charge(&policy, "alice", most.parse().unwrap())
-            };
+            }
+        };
+        for act in acts {
+            let words: Vec<&str> = act.split(' ').collect();
             let holds = match words[..] {
+                ["take", name, "&", "all"] => {
+                    let both = acquire_for(&limiter, [by(None), by(Some(&"all"))]).await;
+                    slots.insert(name, both.unwrap()).is_none()
+                }
                 ["take", name, ref rules @ ..] => {
                     let decision = limiter.check([by(rules.first())]).await.unwrap();
                     let slot = limiter.hold(&decision);
@@ -214,13 +268,14 @@ async fn each_row_about_a_holder_holds() {
                     slots[name].lost().await;
                     !is_held
                 }
-                ["pass", time] => {
-                    cluster.pass(ms(millis(time).unsigned_abs())).await;
-                    true
+                ["leaves"] => {
+                    let left = timeout(ms(10), acquire(&limiter, &one())).await;
+                    left.is_err()
                 }
-                ["stop", time] => {
-                    cluster.stop(ms(millis(time).unsigned_abs())).await;
-                    true
+                ["late"] => {
+                    let asking = limiter.acquire_slot([by(None)], Duration::ZERO);
+                    let (asked, ()) = tokio::join!(asking, cluster.pass(ms(500)));
+                    kind_of(asked) == Some(StoreErrorKind::Timeout)
                 }
                 ["reset"] => limiter.reset(&one(), &user("alice")).await.is_ok(),
                 ["renewals", least, most] => {
@@ -228,10 +283,8 @@ async fn each_row_about_a_holder_holds() {
                     (bounds[0]..=bounds[1]).contains(&cluster.renewals().len())
                 }
                 ["mend"] => cluster.fail(None),
-                ["fail", failure] => {
-                    cluster.fail(FAILURES.into_iter().find(|it| format!("{it:?}") == failure))
-                }
-                _ => false,
+                ["fail", failure] => cluster.fail(Failure::named(failure)),
+                _ => cluster.waits(start, &words).await,
             };
             assert!(holds, "{sentence}: {act}: {:?}", cluster.renewals());
         }
@@ -291,18 +344,6 @@ async fn a_renewal_without_an_answer_loses_no_slot_of_another_identity() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_return_that_overtakes_the_check_is_sent_again() {
-    let (cluster, limiter) = cluster();
-    let jobs = one();
-    cluster.fail(Failure::Overtaken);
-    let asked = timeout(ms(10), acquire(&limiter, &jobs)).await;
-    assert!(asked.is_err(), "the caller has left");
-    sleep(SECOND).await;
-    cluster.fail(None);
-    assert!(acquire(&limiter, &jobs).await.is_some());
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_return_that_is_to_be_sent_again_outlasts_the_renewal_of_a_slot_that_has_ended() {
     let (cluster, limiter) = cluster();
     let limiter = limiter.timeout(WINDOW / 6);
@@ -323,36 +364,6 @@ async fn a_return_that_is_to_be_sent_again_outlasts_the_renewal_of_a_slot_that_h
     assert!(slots.0.is_some() && slots.1.is_some());
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_slot_that_is_dropped_during_a_renewal_is_returned_after_the_answer() {
-    let (cluster, limiter) = cluster();
-    let slot = take(&limiter).await;
-    let other = tokio::spawn({
-        let cluster = cluster.clone();
-        async move { cluster.pass(WINDOW / 3).await }
-    });
-    drop(slot);
-    other.await.unwrap();
-    assert!(is_free(&limiter).await);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_slot_whose_renewal_is_answered_after_it_was_lost_stays_lost_and_is_returned() {
-    let (cluster, limiter) = cluster();
-    let asked = Instant::now();
-    let slot = take(&limiter).await;
-    cluster.fail(Failure::SlowRenewal);
-    let is_renewed = async || !cluster.renewals().is_empty();
-    until(is_renewed, async || cluster.pass(ms(10)).await).await;
-    cluster.fail(None);
-    // Stopped while the answer is under way, until the first time is over, and that of the renewal is not.
-    cluster.stop(WINDOW - asked.elapsed()).await;
-    cluster.pass(ms(100)).await;
-    assert!(!slot.is_held());
-    assert_eq!(cluster.renewals().len(), 1);
-    assert!(is_free(&limiter).await);
-}
-
 /// A millisecond less than the expiry, since the store's clock may have begun a millisecond earlier.
 #[tokio::test(start_paused = true)]
 async fn a_slot_is_sure_for_its_time_from_the_question_on_and_not_from_the_answer() {
@@ -363,8 +374,7 @@ async fn a_slot_is_sure_for_its_time_from_the_question_on_and_not_from_the_answe
         let mut asked = Instant::now();
         let slot = take(&limiter).await;
         if let Failure::SlowRenewal = failure {
-            let is_renewed = async || !cluster.renewals().is_empty();
-            until(is_renewed, async || cluster.pass(ms(10)).await).await;
+            cluster.is_asked_to_renew().await;
             let asked_ms = cluster.renewals.lock().unwrap()[0].0;
             asked = Instant::now() - ms(cluster.clock.now_ms() - asked_ms);
             cluster.pass(ms(100)).await;
@@ -375,36 +385,6 @@ async fn a_slot_is_sure_for_its_time_from_the_question_on_and_not_from_the_answe
         cluster.stop(ms(1)).await;
         assert!(!slot.is_held(), "{failure:?}");
     }
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_caller_that_leaves_before_the_answer_leaves_no_slot_taken() {
-    let (cluster, limiter) = cluster();
-    cluster.fail(Failure::Slow);
-    for _ in 0..3 {
-        let jobs = one();
-        let mut asking = Box::pin(acquire(&limiter, &jobs));
-        assert!(futures::poll!(&mut asking).is_pending());
-        drop(asking);
-        cluster.pass(ms(100)).await;
-    }
-    assert!(is_free(&limiter).await);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_check_that_is_answered_after_its_timeout_leaves_no_slot_taken() {
-    let (cluster, limiter) = cluster();
-    cluster.fail(Failure::Late);
-    let job = charge(&one(), "alice", 1);
-    let asking = tokio::spawn({
-        let limiter = limiter.clone();
-        async move { limiter.acquire_slot([job], Duration::ZERO).await }
-    });
-    cluster.pass(ms(500)).await;
-    let error = asking.await.unwrap().unwrap_err();
-    assert_eq!(error.kind(), StoreErrorKind::Timeout);
-    cluster.fail(None);
-    assert!(is_free(&limiter).await);
 }
 
 #[tokio::test(start_paused = true)]
@@ -437,33 +417,6 @@ async fn a_return_that_was_not_sent_is_tried_again_however_long_the_breaker_wait
     cluster.fail(None);
     cluster.pass(WINDOW / 6).await;
     assert!(is_free(&limiter).await);
-}
-
-#[tokio::test(start_paused = true)]
-async fn slots_beside_a_lost_one_are_held_until_the_work_ends() {
-    let (cluster, limiter) = cluster();
-    let all = policy("all", "1/12s@concurrent");
-    let everyone = || Charge::new(&all, Key::new("service", "it"), 1);
-    let job = charge(&one(), "alice", 1);
-    let slot = limiter
-        .acquire_slot([job, everyone()], Duration::ZERO)
-        .await;
-    let slot = slot.unwrap().unwrap().unwrap();
-    let alice = user("alice");
-    limiter.reset(&one(), &alice).await.unwrap();
-    cluster.pass(WINDOW / 3 + ms(200)).await;
-    assert!(!slot.is_held());
-    let other = async || {
-        let other = limiter.acquire_slot([everyone()], Duration::ZERO).await;
-        other.unwrap().is_ok()
-    };
-    for _ in 0..3 {
-        cluster.pass(WINDOW).await;
-        assert!(!other().await, "the work goes on");
-    }
-    drop(slot);
-    cluster.pass(ms(100)).await;
-    assert!(other().await);
 }
 
 #[tokio::test(start_paused = true)]
@@ -669,7 +622,7 @@ fn a_slot_is_renewed_while_other_runtimes_come_and_go_and_its_own_is_blocked() {
     drop(first);
     let begin = std::time::Instant::now();
     // Nothing drives the runtime of the holder meanwhile.
-    while begin.elapsed() < 5 * WINDOW {
+    while begin.elapsed() < 2 * WINDOW {
         support::runtime().block_on(ask());
         assert!(slot.is_held());
     }

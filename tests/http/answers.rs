@@ -1,7 +1,7 @@
 //! Answers to clients and handlers: from nested layers, when a cost can never fit, when a service is down, and over gRPC.
 
 use axum::response::IntoResponse;
-use http::{header::RETRY_AFTER, response};
+use http::header::RETRY_AFTER;
 use sluicegate::middleware::AxumRejection;
 use tower::{layer::layer_fn, util::MapResponseLayer};
 
@@ -486,33 +486,7 @@ async fn an_actual_cost_may_be_for_some_policies_only() {
     }
 }
 
-/// Counts like the example `login`.
-fn wrong_password(response: &response::Parts, charge: &Charge) -> u64 {
-    match response.status {
-        StatusCode::UNAUTHORIZED => charge.cost(),
-        _ => 0,
-    }
-}
-
-#[tokio::test]
-async fn only_a_wrong_password_is_a_failed_login() {
-    let failures = limit("failures", "1/1d").settle(wrong_password);
-    // In the order: a good one, a cached page, a socket, a request of too many, and a wrong one.
-    for status in [303, 304, 101, 429, 401] {
-        let own = answering(move |_| answer(status));
-        let response = failures.layer(own).oneshot(to("/")).await.unwrap();
-        assert_eq!(response.status(), status);
-        assert!(response.extensions().get::<Rejection>().is_none());
-    }
-    let denied = ask(&failures).await;
-    assert!(denied.extensions().get::<Rejection>().is_some());
-}
-
 // Statuses
-
-fn closed(store: Arc<Scripted>) -> Limiter {
-    support::limiter(store).on_failure(FailurePolicy::Closed)
-}
 
 fn of_all(limiter: Limiter) -> RateLimitLayer {
     support::layer(limiter).limit(policy("all", "1/1s"), everybody())

@@ -44,6 +44,25 @@ pub(crate) fn limit(name: &str, rules: &str) -> RateLimitLayer {
     empty().limit(policy(name, rules), everybody())
 }
 
+/// A limiter that rejects what it cannot decide.
+pub(crate) fn closed(store: impl Store) -> Limiter {
+    support::limiter(store).on_failure(FailurePolicy::Closed)
+}
+
+/// A header that is not sent, and whose absence is a challenge.
+pub(crate) fn challenging() -> impl KeyExtractor {
+    Header::new("absent").or_unauthorized(HeaderValue::from_static("Bearer"))
+}
+
+/// Each style, with all its fields.
+pub(crate) fn all_styles() -> HeaderStyle {
+    HeaderStyle::DRAFT_11
+        .and(HeaderStyle::DRAFT_6)
+        .and(HeaderStyle::X_RATE_LIMIT)
+        .and(HeaderStyle::X_RATE_LIMIT_BY_UNIT)
+        .and(HeaderStyle::RETRY_AFTER_MS)
+}
+
 /// A response of this status.
 pub(crate) fn answer(status: u16) -> Response<String> {
     let response = Response::builder().status(status);

@@ -187,21 +187,16 @@ async fn a_response_to_429s_alone_is_for_denials_and_bans_and_names_no_key() {
         assert_eq!(answer, (429, expected.to_owned()));
     }
     let closed = over(&limiter).limit(policy("closed", "0/1h"), bob());
-    let expected = "denied by `0/1h` of policy `closed`, do not retry";
-    let answer = own_429s(&limiter, closed, "text/plain").await;
-    assert_eq!(answer, (429, expected.to_owned()));
-}
-
-#[tokio::test]
-async fn a_response_to_denials_is_also_that_to_a_cost_that_never_fits() {
-    let (limiter, _) = memory();
-    let layer = over(&limiter).limit(free(), alice()).cost(|_, _| 101);
-    let (status, text) = own_429s(&limiter, layer, "text/plain").await;
-    assert_eq!(status, 413);
-    assert!(
-        text.starts_with("denied by `100/1h`") && text.ends_with("do not retry"),
-        "{text}"
-    );
+    // So is a cost that never fits.
+    let large = over(&limiter).limit(free(), bob()).cost(|_, _| 101);
+    for (layer, status, denied) in [
+        (closed, 429, "`0/1h` of policy `closed`"),
+        (large, 413, "`100/1h` of policy `free`"),
+    ] {
+        let expected = format!("denied by {denied}, do not retry");
+        let answer = own_429s(&limiter, layer, "text/plain").await;
+        assert_eq!(answer, (status, expected));
+    }
 }
 
 #[tokio::test]

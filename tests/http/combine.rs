@@ -137,19 +137,3 @@ proptest! {
         prop_assert_eq!(pair(&a, &b) == pair(&c, &d), a == c && b == d);
     }
 }
-
-#[test]
-fn a_closure_may_return_several_keys() {
-    let head = Request::get("/").body(()).unwrap().into_parts().0;
-    let [a, b] = ["a", "b"].map(|user| Key::new("user", user));
-    let both = || [a.clone(), b.clone()];
-    let found = |extractor: &dyn KeyExtractor| extractor.extract(&head).unwrap();
-    let expected: Keys = both().into_iter().collect();
-    assert_eq!(Keys::from(both()), expected);
-    let (one, many) = (both(), both());
-    assert_eq!(found(&move |_: &Parts| one.clone()), expected);
-    assert_eq!(found(&move |_: &Parts| many.to_vec()), expected);
-    let some = both();
-    assert_eq!(found(&move |_: &Parts| Some(some.clone())), expected);
-    assert_eq!(found(&|_: &Parts| Vec::<Key>::new()), Keys::skip());
-}

@@ -43,14 +43,6 @@ async fn all_charged<const N: usize>(layer: &RateLimitLayer) -> [String; N] {
     seen.try_into().unwrap()
 }
 
-fn all_styles() -> HeaderStyle {
-    HeaderStyle::DRAFT_11
-        .and(HeaderStyle::DRAFT_6)
-        .and(HeaderStyle::X_RATE_LIMIT)
-        .and(HeaderStyle::X_RATE_LIMIT_BY_UNIT)
-        .and(HeaderStyle::RETRY_AFTER_MS)
-}
-
 /// A layer with a limit of alice beside no others.
 fn of_credits(rules: &str) -> RateLimitLayer {
     empty().limit(policy("credits", rules), user("alice"))

@@ -188,28 +188,6 @@ async fn limits_of_several_widths_are_one_check_and_all_or_nothing() {
     walk(&app, script).await;
 }
 
-#[tokio::test]
-async fn a_proxy_that_calls_a_socket_of_both_protocols_is_the_same_proxy() {
-    let Ok(listener) = TcpListener::bind("[::]:0").await else {
-        eprintln!("skipped: this machine has no IPv6");
-        return;
-    };
-    let port = listener.local_addr().unwrap().port();
-    let store = Scripted::allowing();
-    let ip = ForwardedIp::x_forwarded_for(networks(&["127.0.0.0/8"]));
-    let layer = support::layer(store.clone()).limit(policy("ip", "1/1s"), ip.clone());
-    let app = Router::new().fallback(async || "hello").layer(layer);
-    let app = app.into_make_service_with_connect_info::<SocketAddr>();
-    tokio::spawn(async { axum::serve(listener, app).await });
-    // Over IPv4, this server sees `::ffff:127.0.0.1`.
-    let request = Request::get(format!("http://127.0.0.1:{port}/")).header(XFF, REAL);
-    let client = Client::builder(TokioExecutor::new()).build_http();
-    let response = client.request(request.body(Body::empty()).unwrap()).await;
-    assert_eq!(response.unwrap().status(), 200);
-    let key = store.checks()[0].charges()[0].key().clone();
-    assert_eq!(key, ip.key(REAL.parse().unwrap()));
-}
-
 #[test]
 fn no_more_than_64_entries_or_4_kib_are_read() {
     let fill = |entry: &str, times: usize| [entry].repeat(times).join(",");

@@ -3,7 +3,6 @@
 use futures::future::BoxFuture;
 use http::uri::PathAndQuery;
 use sluicegate::middleware::ObeyLayer;
-use std::time::Instant;
 use tonic::{
     Code, Status, Streaming,
     body::Body,
@@ -193,34 +192,6 @@ fn limited(limiter: impl Into<Limiter>, extractor: impl KeyExtractor) -> RateLim
 }
 
 #[tokio::test]
-async fn a_client_that_honours_retry_info_is_served_at_its_second_try() {
-    let layer = support::layer(MemoryStore::new()).limit(policy("calls", "1/300ms"), PeerIp);
-    let mut client = client(serve(layer.rejection(Grpc::new()))).await;
-    let start = Instant::now();
-    let mut rejections = 0;
-    for _ in 0..3 {
-        let response = loop {
-            match hello(&mut client).await {
-                Ok(response) => break response,
-                Err(status) => {
-                    assert_eq!(status.code(), Code::ResourceExhausted);
-                    let details = status.get_error_details();
-                    let wait = details.retry_info().unwrap().retry_delay.unwrap();
-                    assert_eq!(told(&status, PUSHBACK), wait.as_millis().to_string());
-                    rejections += 1;
-                    assert!(rejections < 10, "{status:?}");
-                    sleep(wait).await;
-                }
-            }
-        };
-        assert_eq!(response.get_ref(), "hello world");
-        assert!(response.metadata().contains_key("ratelimit"));
-    }
-    assert_eq!(rejections, 2);
-    assert!(start.elapsed() >= Duration::from_millis(600));
-}
-
-#[tokio::test]
 async fn the_peer_of_a_call_within_tls_is_known() {
     let rcgen::CertifiedKey { cert, signing_key } =
         rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
@@ -296,10 +267,6 @@ fn failing(error: fn() -> ExtractError) -> RateLimitLayer {
     limited(Scripted::allowing(), fails)
 }
 
-fn closed() -> Limiter {
-    support::limiter(Scripted::failing()).on_failure(FailurePolicy::Closed)
-}
-
 fn by_header() -> Header {
     Header::new("x-api-key")
 }
@@ -335,7 +302,7 @@ ends! {
     a_call_is_told_no_mistake_of_the_service: failing(|| ExtractError::misconfigured("secret")) => Internal, "the request could not be limited";
     a_call_with_too_many_keys_is_a_mistake_of_the_service: limited(Scripted::allowing(), too_many) => Internal, "the request could not be limited";
     a_call_on_a_deny_list_is_not_permitted: limited(Scripted::allowing(), everybody()).deny(|_| true) => PermissionDenied, "not allowed";
-    a_call_that_cannot_be_decided_is_unavailable: limited(closed(), everybody()) => Unavailable, "try again later";
+    a_call_that_cannot_be_decided_is_unavailable: limited(closed(Scripted::failing()), everybody()) => Unavailable, "try again later";
 }
 
 #[tokio::test]

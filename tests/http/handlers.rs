@@ -4,23 +4,6 @@ use axum::{extract::State, response::Response as AxumResponse};
 
 use crate::prelude::*;
 
-#[tokio::test]
-async fn each_limit_costs_what_the_closure_says_of_its_policy() {
-    let store = Scripted::allowing();
-    let layer = support::layer(store.clone())
-        .limit(policy("requests", "60/1m"), alice())
-        .limit(policy("tokens", "10000/1m"), alice())
-        .limit(|_: &Parts| policy("chosen", "9/1m"), alice())
-        .cost(|head, policy| match policy.name() {
-            "tokens" => 500,
-            "chosen" => head.uri.path().len() as u64,
-            _ => 1,
-        });
-    ask(&layer).await;
-    let expected = ["requests user 1", "tokens user 500", "chosen user 1"];
-    assert_eq!(store.only_check(), expected);
-}
-
 const STYLES: [HeaderStyle; 4] = [
     HeaderStyle::DRAFT_11,
     HeaderStyle::X_RATE_LIMIT,
@@ -201,38 +184,4 @@ async fn a_decision_of_a_handler_joins_those_of_the_layers_around_it() {
     let names = decisions.iter().flat_map(|it| it.usage().policies());
     let names: Vec<_> = names.map(|it| it.policy().name().to_owned()).collect();
     assert_eq!(names, ["inner", "outer"]);
-}
-
-#[tokio::test]
-async fn a_handle_is_charged_as_its_policy_is_now() {
-    let live = ReloadablePolicies::new(Policies::new([policy("api", "1/1h")]).unwrap());
-    let handle = live.policy("api").unwrap();
-    let limiter = support::limiter(MemoryStore::new());
-    let check = async || {
-        let decision = limiter.check([Charge::new(&handle, alice(), 1)]).await;
-        decision.unwrap().is_allowed()
-    };
-    assert_eq!((check().await, check().await), (true, false));
-    live.replace(Policies::new([policy("api", "2/1h")]).unwrap())
-        .unwrap();
-    assert_eq!((check().await, check().await), (true, false));
-}
-
-#[tokio::test]
-async fn plans_that_fail_locally_are_served_without_the_store_while_a_failed_look_up_is_a_503() {
-    let charge = |known: bool| {
-        move |_: &Parts| {
-            let plan = policy("free", "2/1h").on_failure(FailurePolicy::Local);
-            let charge = known.then(|| Charge::new(&plan, alice(), 1));
-            let charge = charge.ok_or(ExtractError::unavailable("the database has failed"));
-            async { charge }
-        }
-    };
-    for (known, expected) in [(true, [200, 200, 429]), (false, [503; 3])] {
-        let closed = support::limiter(Scripted::failing()).on_failure(FailurePolicy::Closed);
-        let layer = support::layer(closed).charge_async(charge(known));
-        for expected in expected {
-            assert_eq!(ask(&layer).await.status(), expected, "{known}");
-        }
-    }
 }

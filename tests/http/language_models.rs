@@ -147,14 +147,6 @@ fn blocked() -> Limiter {
     limiter
 }
 
-fn closed() -> Limiter {
-    support::limiter(Scripted::failing()).on_failure(FailurePolicy::Closed)
-}
-
-fn challenging() -> impl KeyExtractor {
-    Header::new("x-api-key").or_unauthorized(HeaderValue::from_static("Bearer"))
-}
-
 answers! { error;
     a_cost_that_never_fits_is_an_invalid_request: of(still(), "5/1h").cost(|_, _| 6) =>
         r#"413 "invalid_request_error" null "This request costs more than a limit allows. It will never pass." in - s, - ms"#;
@@ -172,7 +164,7 @@ answers! { error;
         r#"403 "permission_error" null "This client is blocked." in - s, - ms"#;
     a_client_on_a_deny_list_is_not_permitted: of(still(), "5/1h").deny(|_| true) =>
         r#"403 "permission_error" null "Forbidden" in - s, - ms"#;
-    a_service_that_cannot_decide_is_at_fault: of(closed(), "5/1h") =>
+    a_service_that_cannot_decide_is_at_fault: of(closed(Scripted::failing()), "5/1h") =>
         r#"503 "server_error" null "Service Unavailable" in 1 s, 250 ms"#;
 }
 

@@ -16,10 +16,6 @@ async fn status(layer: &RateLimitLayer, user: &str) -> u16 {
     ask(layer, user).await.status().as_u16()
 }
 
-fn closed(store: impl Store) -> Limiter {
-    support::limiter(store).on_failure(FailurePolicy::Closed)
-}
-
 /// A layer with a single limit that returns this.
 fn answering<C: IntoCharges + Clone + Send + Sync + 'static>(
     limiter: impl Into<Limiter>,

@@ -139,13 +139,20 @@ layer().cost(|_head| 1);
 
 #[test]
 fn each_mistake_is_answered_with_its_mend() {
-    let mut lines = MISTAKES.trim().lines();
-    while let (Some(body), Some(hints)) = (lines.next(), lines.next()) {
-        let output = Libraries::shared().compile(&format!("fn mistake() {{ {body} }}"));
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert!(!output.status.success(), "this compiles: {body}");
-        for hint in hints.strip_prefix("> ").unwrap().split(" > ") {
-            assert!(said.contains(hint), "no `{hint}` for {body}\n{said}");
+    let lines: Vec<&str> = MISTAKES.trim().lines().collect();
+    let mistakes = || lines.chunks(2).enumerate();
+    // All in one file, each in a line of its own, which errors name.
+    let code = mistakes().map(|(number, it)| format!("fn mistake_{number}() {{ {} }}\n", it[0]));
+    let output = Libraries::shared().compile(&code.collect::<String>());
+    let said = String::from_utf8(output.stderr).unwrap();
+    for (number, mistake) in mistakes() {
+        let place = format!("mistake.rs:{}:", PRELUDE.lines().count() + 1 + number);
+        let (body, hints) = (mistake[0], mistake[1].strip_prefix("> ").unwrap());
+        let errors = said.split("\n\n").filter(|it| it.contains(&place));
+        let errors = errors.collect::<Vec<_>>().join("\n\n");
+        assert!(errors.contains("error"), "this compiles: {body}\n{said}");
+        for hint in hints.split(" > ") {
+            assert!(errors.contains(hint), "no `{hint}` for {body}\n{errors}");
         }
     }
 }

@@ -20,7 +20,7 @@ pub(crate) use sluicegate::middleware::{
 };
 pub(crate) use sluicegate::observe::{Event, MetricsObserver, Observer, TracingObserver};
 pub(crate) use sluicegate::policies::{Policies, ReloadablePolicies, Unit};
-pub(crate) use sluicegate::store::{Check, Operation, Reply, StoreFuture};
+pub(crate) use sluicegate::store::{Check, Operation, StoreFuture};
 pub(crate) use sluicegate::{
     Charge, Decision, FailurePolicy, ForwardedIp, Header, Key, KeyExtractor, Limiter, MemoryStore,
     PeerIp, Policy, RateLimitLayer, Rule, Store, StoreError,

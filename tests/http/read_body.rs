@@ -313,22 +313,6 @@ async fn a_client_that_goes_away_half_way_is_not_charged() {
     assert_eq!(served.left().await, 100);
 }
 
-/// The test waits for the answer, not for the time.
-#[tokio::test]
-async fn over_a_connection_a_slow_body_is_refused_after_its_time() {
-    let served = served();
-    let read = ReadBodyLayer::json::<Chat>(64).time_limit(Duration::from_millis(50));
-    let router = served.router.clone().layer(read);
-    for request in [with_length("", CHAT), chunked(&[CHAT])] {
-        let mut client = connect(router.clone()).await;
-        send_half(&mut client, &request).await;
-        let answer = rest(&mut client).await;
-        assert!(answer.starts_with("HTTP/1.1 408 "), "{request}: {answer}");
-        assert!(answer.contains("connection: close\r\n"), "{answer}");
-    }
-    assert_eq!(served.left().await, 100);
-}
-
 /// As the documentation of the layer shows it.
 #[tokio::test]
 async fn a_plain_hyper_server_reads_bodies_of_which_a_slow_one_holds_no_place_inside() {

@@ -71,18 +71,6 @@ async fn the_service_that_was_ready_is_called() {
 }
 
 #[tokio::test]
-async fn the_inner_service_is_not_called_when_rejected() {
-    for store in [Scripted::denying_for(1_000), Scripted::failing()] {
-        let inner = Strict::default();
-        let calls = inner.calls.clone();
-        let layer = layer(support::limiter(store).on_failure(FailurePolicy::Closed));
-        let response = layer.layer(inner).oneshot(request()).await.unwrap();
-        assert!(!response.status().is_success());
-        assert_eq!(calls.load(SeqCst), 0);
-    }
-}
-
-#[tokio::test]
 async fn the_inner_service_is_not_called_before_the_decision() {
     let (decide, decided) = oneshot::channel::<()>();
     let decided = Mutex::new(Some(decided));

@@ -345,22 +345,6 @@ async fn plans_change_as_a_whole_and_an_upgrade_keeps_the_counts() {
     walk(&app, script).await;
 }
 
-#[tokio::test]
-async fn a_reload_between_two_limits_of_a_request_gives_both_the_old_plan() {
-    let live = ReloadablePolicies::new(plans(&[("free", ["2/1d", "2/1d"])]));
-    let (first, set) = (of_plan(&live, "requests"), live.clone());
-    let second = PolicySelector::by_name(&live, move |_| {
-        set.replace(plans(&[("free", ["9/1d", "9/1d"])])).unwrap();
-        Some("free.exports")
-    });
-    let limits = empty().limit(first, PeerIp).limit(second, PeerIp);
-    let script = r#"
-        GET / x-plan: free -> 200 "requests";r=1, "exports";r=1
-        GET / x-plan: free -> 200 "requests";r=7, "exports";r=7
-    "#;
-    walk(&all(limits), script).await;
-}
-
 #[test]
 fn two_plans_of_one_name_are_an_error() {
     let set = || Policies::new([policy("requests", "1/1s")]).unwrap();

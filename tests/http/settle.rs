@@ -3,46 +3,35 @@
 use http::response;
 use sluicegate::observe::CallKind;
 use std::panic::AssertUnwindSafe;
-use tokio::sync::Semaphore;
+use support::fated::{Asked, Fate, Fated};
+use tokio::sync::Notify;
 
 use crate::prelude::*;
 
-/// A memory store that counts its settlements, and changes their results as the test wants.
+/// A memory store that counts its settlements.
 struct Watched {
-    store: MemoryStore,
-    begun: AtomicUsize,
-    settle: Box<dyn Fn(StoreFuture<Reply>) -> StoreFuture<Reply> + Send + Sync>,
+    store: Fated,
+    begun: Arc<AtomicUsize>,
 }
 
 impl Watched {
-    fn new(
-        settle: impl Fn(StoreFuture<Reply>) -> StoreFuture<Reply> + Send + Sync + 'static,
-    ) -> Arc<Self> {
-        Arc::new(Self {
-            store: MemoryStore::new(),
-            begun: AtomicUsize::new(0),
-            settle: Box::new(settle),
-        })
+    /// `fate` says what becomes of each settlement, by its number.
+    fn new(fate: impl Fn(usize) -> Fate + Send + Sync + 'static) -> Self {
+        let begun = Arc::<AtomicUsize>::default();
+        let count = begun.clone();
+        let store = Fated::new(MemoryStore::new(), move |asked| match asked {
+            Asked::Execute(Operation::Settle(_)) => fate(count.fetch_add(1, SeqCst)),
+            _ => Fate::Answered,
+        });
+        Self { store, begun }
     }
 
-    /// Settles at once.
-    fn plain() -> Arc<Self> {
-        Self::new(|answer| answer)
+    fn plain() -> Self {
+        Self::new(|_| Fate::Answered)
     }
 
-    /// Never settles.
-    fn stuck() -> Arc<Self> {
-        Self::new(|_| StoreFuture::pending(pending()))
-    }
-
-    /// Settles after this time.
-    fn slow(ms: u64) -> Arc<Self> {
-        Self::new(move |answer| {
-            StoreFuture::pending(async move {
-                sleep(Duration::from_millis(ms)).await;
-                answer.await
-            })
-        })
+    fn late(ms: u64) -> Self {
+        Self::new(move |_| Fate::Late(Duration::from_millis(ms)))
     }
 
     fn begun(&self) -> usize {
@@ -50,42 +39,18 @@ impl Watched {
     }
 
     /// The units left under the policy that all share.
-    async fn left(self: &Arc<Self>) -> u64 {
-        left_of(&support::limiter(self.clone()), &all(), &everybody()).await
+    async fn left(&self) -> u64 {
+        left_of(&support::limiter(self.store.clone()), &all(), &everybody()).await
     }
 
     /// A layer with that policy.
-    fn layer(self: &Arc<Self>) -> RateLimitLayer {
-        support::layer(self.clone()).limit(all(), everybody())
+    fn layer(&self) -> RateLimitLayer {
+        support::layer(self.store.clone()).limit(all(), everybody())
     }
 }
 
 fn all() -> Policy {
     policy("all", "9/1d")
-}
-
-impl Store for Watched {
-    fn check(&self, check: &Check) -> StoreFuture<Decision> {
-        self.store.check(check)
-    }
-
-    fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
-        if !matches!(operation, Operation::Settle(_)) {
-            return self.store.execute(operation);
-        }
-        self.begun.fetch_add(1, SeqCst);
-        let store = self.store.clone();
-        // A settlement that is not polled is not executed.
-        (self.settle)(StoreFuture::pending(async move {
-            store.execute(operation).await
-        }))
-    }
-}
-
-impl std::fmt::Debug for Watched {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Watched")
-    }
 }
 
 /// The status, and the field without its time.
@@ -114,7 +79,7 @@ async fn login(body: String) -> StatusCode {
 #[tokio::test]
 async fn a_login_limit_counts_failures_and_is_never_used_up_by_good_logins() {
     let store = Watched::plain();
-    let limits = support::layer(store.clone()).limit(policy("failures", "2/1d"), PeerIp);
+    let limits = support::layer(store.store.clone()).limit(policy("failures", "2/1d"), PeerIp);
     let app = Router::new().route("/", post(login));
     let site = Site::start(app.layer(limits.settle(failures))).await;
     // The store is asked only when the cost differs.
@@ -190,11 +155,11 @@ async fn what_a_handler_has_settled_is_left_and_so_is_what_its_shadows_charged()
 
 #[tokio::test(start_paused = true)]
 async fn a_response_waits_for_its_settlement_until_the_deadline() {
-    let failing = Watched::new(|_| StoreFuture::ready(Err(unavailable())));
+    let (failing, stuck) = (|_| Fate::unavailable(), |_| Fate::Hangs);
     for (store, waits_ms, expected, left) in [
-        (failing, 0, r#"200 "all";r=8"#, 8),
-        (Watched::stuck(), 100, r#"200 "all";r=8"#, 8),
-        (Watched::slow(30), 30, r#"200 "all";r=9"#, 9),
+        (Watched::new(failing), 0, r#"200 "all";r=8"#, 8),
+        (Watched::new(stuck), 100, r#"200 "all";r=8"#, 8),
+        (Watched::late(30), 30, r#"200 "all";r=9"#, 9),
     ] {
         let start = Instant::now();
         let response = ask(&store.layer().settle(|_, _| 0)).await;
@@ -206,8 +171,8 @@ async fn a_response_waits_for_its_settlement_until_the_deadline() {
 
 #[tokio::test(start_paused = true)]
 async fn what_shadows_charged_is_settled_at_the_same_time() {
-    let store = Watched::slow(60);
-    let layer = support::layer(store.clone())
+    let store = Watched::late(60);
+    let layer = support::layer(store.store.clone())
         .limit(policy("now", "9/1d"), everybody())
         .limit(policy("soon", "5/1d").shadow(), everybody())
         .headers(HeaderStyle::DRAFT_11.with_shadows());
@@ -242,13 +207,12 @@ fn settlements() -> Log {
 
 #[tokio::test]
 async fn of_settlements_in_one_call_each_is_told_by_itself_and_the_call_once() {
-    let begun = AtomicUsize::new(0);
-    let store = Watched::new(move |settle| match begun.fetch_add(1, SeqCst) {
-        0 => StoreFuture::ready(Err(StoreError::clone(&unavailable()))),
-        _ => settle,
+    let store = Watched::new(|number| match number {
+        0 => Fate::unavailable(),
+        _ => Fate::Answered,
     });
     let told = settlements();
-    let layer = support::layer(support::limiter(store).observer(told.clone()))
+    let layer = support::layer(support::limiter(store.store).observer(told.clone()))
         .limit(policy("now", "9/1d"), everybody())
         .limit(policy("soon", "5/1d").shadow(), everybody());
     ask(&layer.settle(|_, _| 0)).await;
@@ -357,63 +321,48 @@ fn a_cost_for_a_policy_that_does_not_exist_is_warned_of_once() {
     let nobody = |_: &Parts| Err::<Key, _>(ExtractError::missing("nobody"));
     let chosen = |_: &Parts| policy("chosen", "900/1d");
     let cost = ActualCost::of("tokens", 5).and("requests", 1);
-    // No warning: another layer has the policy, or a limit that does not apply, or another request may choose it.
+    let failing = || {
+        let failing = support::layer(Scripted::failing()).limit(tokens(), everybody());
+        failing.settle(ActualCost::or_charged)
+    };
+    let skipping = || settling("tokens").skip(|_: &Parts| true);
+    // No warning: another layer has the policy, perhaps without a decision, or a limit that does not apply, or another
+    // request may choose it.
     for layers in [
+        vec![requests(), failing()],
+        vec![failing(), requests()],
+        vec![requests(), skipping()],
+        vec![skipping(), requests()],
         vec![requests().limit(tokens(), everybody())],
         vec![settling("tokens"), requests()],
         vec![requests(), settling("tokens")],
         vec![requests().limit(tokens(), nobody.or_skip())],
         vec![requests().limit(chosen, everybody())],
     ] {
-        assert_eq!(warned_of_cost(&layers, &cost), [""; 0]);
+        let lines = warned_of_cost(&layers, &cost);
+        let about_cost = lines.iter().filter(|line| line.contains("ActualCost"));
+        assert_eq!(about_cost.count(), 0, "{lines:?}");
     }
     let of_all = warned_of_cost(&[settling("tokens")], &ActualCost::new(5));
     assert_eq!(of_all, [""; 0]);
-}
-
-#[test]
-fn a_cost_for_a_policy_of_a_layer_without_a_decision_is_not_warned_of() {
-    let failing = support::layer(Scripted::failing())
-        .limit(policy("tokens", "900/1d"), everybody())
-        .settle(ActualCost::or_charged);
-    let skipping = settling("tokens").skip(|_: &Parts| true);
-    for undecided in [failing, skipping] {
-        for layers in [
-            [settling("requests"), undecided.clone()],
-            [undecided.clone(), settling("requests")],
-        ] {
-            let lines = warned_of_cost(&layers, &ActualCost::of("tokens", 5));
-            let about_cost = lines.iter().filter(|line| line.contains("ActualCost"));
-            assert_eq!(about_cost.count(), 0, "{lines:?}");
-        }
-    }
 }
 
 // In the background
 
 #[tokio::test]
 async fn a_settlement_that_nobody_waits_for_is_carried_on() {
-    // A store that settles when the test opens a door, and reports it.
-    let doors = Arc::new(Semaphore::new(0));
-    let (settled, mut settlements) = mpsc::unbounded_channel();
-    let door = doors.clone();
-    let store = Watched::new(move |answer| {
-        let (door, settled) = (door.clone(), settled.clone());
-        StoreFuture::pending(async move {
-            door.acquire().await.unwrap().forget();
-            let usage = answer.await;
-            settled.send(()).unwrap();
-            usage
-        })
-    });
-    let mut service = store.layer().settle(|_, _| 0).layer(hello());
+    let arrives = Arc::new(Notify::new());
+    let arriving = arrives.clone();
+    let store = Watched::new(move |_| Fate::Delayed(arriving.clone()));
+    let limiter = support::limiter(store.store.clone());
+    let layer = support::layer(limiter.clone()).limit(all(), everybody());
+    let mut service = layer.settle(|_, _| 0).layer(hello());
     let mut response = Box::pin(service.ready().await.unwrap().call(to("/")));
     assert!(futures::poll!(&mut response).is_pending());
     assert_eq!(store.begun(), 1);
     drop(response);
-    doors.add_permits(1);
-    let next = tokio::time::timeout(Duration::from_secs(30), settlements.recv());
-    assert_eq!(next.await, Ok(Some(())), "nothing is settled");
+    arrives.notify_one();
+    support::finished(&limiter).await;
     assert_eq!(store.left().await, 9);
 }
 
@@ -426,8 +375,8 @@ fn never() -> Inner {
 #[test]
 fn without_a_runtime_a_request_is_refunded_and_nothing_panics() {
     let store = Watched::plain();
-    let limiter = support::limiter(store.clone());
-    let all = support::layer(limiter.clone()).limit(policy("all", "10/1d"), everybody());
+    let limiter = support::limiter(store.store.clone());
+    let all = support::layer(limiter.clone()).limit(all(), everybody());
     let mut service = all.refund_unanswered().layer(never());
     assert!(service.call(to("/")).now_or_never().is_none());
     support::runtime().block_on(support::finished(&limiter));

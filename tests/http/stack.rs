@@ -158,16 +158,3 @@ where
     let error = service.clone().oneshot(request()).await.unwrap_err();
     assert!(error.is::<Overloaded>());
 }
-
-#[tokio::test]
-async fn a_shed_request_is_not_charged_when_shedding_is_outside() {
-    let store = Scripted::allowing();
-    let limited = support::layer(store.clone()).limit(policy("all", "2/1d"), everybody());
-    let layers = (LoadShedLayer::new(), ConcurrencyLimitLayer::new(1), limited);
-    let never = |_: Request<String>| pending::<Result<Response<String>, Infallible>>();
-    let mut service = layers.layer(service_fn(never));
-    let _served = service.ready().await.unwrap().call(request());
-    let error = service.oneshot(request()).await.unwrap_err();
-    assert!(error.is::<Overloaded>());
-    assert_eq!(store.checks().len(), 1);
-}

@@ -17,6 +17,8 @@ use loom::{sync::Arc, thread};
 use slab::End;
 use tokio::time::Instant;
 
+use super::every_order;
+
 type Slab = slab::Slab<&'static str>;
 
 const ANSWER: &str = "answer";
@@ -42,14 +44,6 @@ impl Task {
     fn is_woken(&self) -> bool {
         self.0.load(SeqCst)
     }
-}
-
-/// Tests all orders in which threads switch at most three times without waiting for each other.
-fn every_order(model: impl Fn() + Send + Sync + 'static) {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(3);
-    builder.max_branches = 50_000; // a crowd has many steps
-    builder.check(model);
 }
 
 /// How a call treats a seat.

@@ -15,6 +15,8 @@ use std::{
 use call_queue::{CallQueue, Waiting};
 use loom::{sync::Arc, thread};
 
+use super::every_order;
+
 /// Uses plain flags instead of loom's: only the order in which threads reach the queue matters.
 #[derive(Clone)]
 struct Caller {
@@ -93,13 +95,6 @@ impl Calls {
             .inspect(|call| assert_eq!(call.len(), 1))
             .count()
     }
-}
-
-/// Tests all orders in which threads switch at most three times without waiting for each other.
-fn every_order(model: impl Fn() + Send + Sync + 'static) {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(3);
-    builder.check(model);
 }
 
 fn send(call: &[Caller]) {
