@@ -33,8 +33,8 @@ const MINUTES: u32 = 60;
 /// Without the server.
 const DOWN: Duration = Duration::from_millis(1_500);
 const PATIENCE: Duration = Duration::from_secs(12);
-/// Until the server decides again.
-const RECOVERY: Duration = Duration::from_secs(2);
+/// Until the server decides again, at most: each row shows the time, which is long where the machine is busy.
+const RECOVERY: Duration = Duration::from_secs(10);
 /// Of an idle store: the connections of this runtime and of the back room, and the tasks of the first.
 const CONNECTIONS: u64 = 2;
 const TASKS: usize = 3;
