@@ -58,23 +58,6 @@ fn denying(waits: &'static [(&'static str, u64)]) -> Arc<Scripted> {
 }
 
 #[tokio::test]
-async fn a_check_is_charged_to_the_first_policy_with_room_and_to_no_other() {
-    let limiter = support::limiter(MemoryStore::new());
-    let (plan, credits) = (policy("plan", "2/1h"), policy("credits", "2/36500d@fixed"));
-    let mut charged = Vec::new();
-    for _ in 0..4 {
-        let decision = first(&limiter, [&plan, &credits]).await;
-        assert!(decision.is_allowed());
-        charged.push(names(&decision)[0].to_owned());
-    }
-    assert_eq!(charged, ["plan", "plan", "credits", "credits"]);
-    let denied = first(&limiter, [&plan, &credits]).await;
-    assert_eq!(names(&denied), ["plan"], "which is free first");
-    assert_eq!(used(&limiter, &plan, &user("alice")).await, 2);
-    assert_eq!(used(&limiter, &credits, &user("alice")).await, 2);
-}
-
-#[tokio::test]
 async fn callers_together_never_charge_both_nor_above_either_limit() {
     let expected = Charged {
         plan: PLAN,
@@ -89,17 +72,6 @@ async fn callers_together_never_charge_both_nor_above_either_limit() {
         assert_eq!(used(&limiter, &plan(), &alice).await, PLAN);
         assert_eq!(used(&limiter, &credits(), &alice).await, CREDITS);
     }
-}
-
-#[tokio::test]
-async fn leases_of_several_processes_never_charge_above_either_limit() {
-    let shared = Arc::new(MemoryStore::new());
-    let process = || support::limiter(support::leases(shared.clone()));
-    let (limiters, alice) = ([process(), process()], user("alice"));
-    let charged = rush(&limiters, &alice, &alice).await;
-    assert!(charged.plan <= PLAN && charged.credits <= CREDITS);
-    assert_eq!(charged.plan + charged.credits + charged.denied, 48);
-    assert!(charged.credits > 0, "{charged:?}");
 }
 
 #[tokio::test]
@@ -281,17 +253,4 @@ async fn the_notice_before_the_limit_is_that_of_the_alternative_that_was_charged
     let notices = seen.take().into_iter().filter(|it| it.contains("near"));
     let expected = ["plan near its limit", "credits near its limit"];
     assert_eq!(notices.collect::<Vec<_>>(), expected);
-}
-
-/// Nothing hangs if a caller leaves between two tries.
-#[tokio::test(start_paused = true)]
-async fn a_caller_that_leaves_between_two_tries_is_charged_nothing() {
-    let store = Scripted::far(ms(30));
-    let limiter = support::limiter(store.clone());
-    let [plan, credits] = plans(["0/1h", "5/1h"]);
-    let caller = limiter.check_first(one_each([&plan, &credits]));
-    let left = timeout(ms(29), caller).await;
-    assert!(left.is_err());
-    sleep(ms(100)).await;
-    assert_eq!(store.checks().len(), 1);
 }

@@ -176,26 +176,3 @@ async fn a_shadow_gives_notice_apart() {
         assert_eq!(notices.take(), Vec::from_iter(expected));
     }
 }
-
-#[tokio::test(start_paused = true)]
-async fn behind_leases_each_process_gives_at_most_one_notice_and_all_of_them_one_at_least() {
-    let (store, clock) = memory();
-    let leased = || support::leases(store.clone()).clock(clock.clone());
-    let (replicas, notices): (Vec<_>, Vec<_>) = (0..3).map(|_| limiter(leased())).unzip();
-    let policies = [(); 3].map(|()| policy("3000/1h@fixed"));
-    let mut admitted = 0;
-    for round in 0..1_200 {
-        for (limiter, policy) in replicas.iter().zip(&policies) {
-            let decision = limiter.check([alice(policy, 1)]).await.unwrap();
-            admitted += u64::from(decision.is_allowed());
-        }
-        if round % 4 == 0 {
-            clock.advance(ms(1));
-            sleep(ms(1)).await; // lets leases be fetched
-        }
-    }
-    assert_eq!(admitted, 3_000);
-    let counts: Vec<usize> = notices.iter().map(|it| it.take().len()).collect();
-    assert!(counts.iter().all(|count| *count <= 1), "{counts:?}");
-    assert!(counts.iter().sum::<usize>() >= 1, "{counts:?}");
-}

@@ -362,28 +362,3 @@ async fn nothing_is_leased_while_the_clock_of_the_store_is_behind() {
     let left = world.left(&alice[0]).await;
     assert_eq!(left, [100_000 - 501], "what was leased was returned");
 }
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn many_tasks_and_processes_admit_exactly_the_limit() {
-    let world = World::new(3);
-    let policy = policy("p", "20000/1h");
-    let tasks = (0..24).map(|task| {
-        let limiter = world.processes[task % 3].1.clone();
-        let alice = vec![charge(&policy, "alice", 1)];
-        tokio::spawn(admitted(limiter, alice, 1_500))
-    });
-    let tasks: Vec<_> = tasks.collect();
-    let mut total = 0;
-    for _ in 0..100 {
-        world.pass(1_000);
-        sleep(ms(1)).await;
-    }
-    for task in tasks {
-        total += task.await.unwrap();
-    }
-    // The unspent units serve later callers.
-    for (_, limiter) in &world.processes {
-        total += admitted(limiter.clone(), vec![charge(&policy, "alice", 1)], 3_000).await;
-    }
-    assert_eq!(total, 20_000);
-}
