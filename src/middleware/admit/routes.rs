@@ -68,14 +68,14 @@ use crate::{
 #[must_use]
 pub struct Routes {
     default: Route,
-    by_path: HashMap<Box<str>, Vec<RouteEntry>>,
+    by_path: HashMap<Box<str>, Vec<Row>>,
     watch: Watch<OtherRoutes>,
     /// The first mistake, of a table in this one, too.
     pub(super) mistake: Option<ConfigError>,
 }
 
 #[derive(Debug)]
-struct RouteEntry {
+struct Row {
     /// `None` for any method.
     method: Option<Method>,
     route: Route,
@@ -187,7 +187,7 @@ impl Routes {
         if entries.iter().any(|twin| twin.method == method) {
             return Err("is a route that has an entry already");
         }
-        entries.push(RouteEntry {
+        entries.push(Row {
             method,
             route,
             is_settled: AtomicBool::new(false),
@@ -219,7 +219,7 @@ impl Routes {
     }
 
     /// Warns of entries that no request meets. Watches the first requests only.
-    fn note(&self, found: Option<&RouteEntry>, matched: Option<&str>) {
+    fn note(&self, found: Option<&Row>, matched: Option<&str>) {
         let suspects = self.watch.note(|others, requests| {
             let is_new = match (found, matched) {
                 (Some(entry), _) => {
@@ -272,7 +272,7 @@ impl Routes {
         suspects
     }
 
-    fn find(&self, method: &Method, path: &str) -> Option<&RouteEntry> {
+    fn find(&self, method: &Method, path: &str) -> Option<&Row> {
         let entries = self.by_path.get(path)?;
         let of =
             |method: Option<&Method>| entries.iter().find(|entry| entry.method.as_ref() == method);
@@ -282,11 +282,7 @@ impl Routes {
     }
 
     /// The entry for a request that no router has matched.
-    fn find_unmatched(
-        &self,
-        method: &Method,
-        path: &str,
-    ) -> Result<Option<&RouteEntry>, ExtractError> {
+    fn find_unmatched(&self, method: &Method, path: &str) -> Result<Option<&Row>, ExtractError> {
         let found = self.find(method, path);
         let mut templates = self.by_path.keys().filter(|path| path.contains('{'));
         let is_meant =
@@ -298,7 +294,7 @@ impl Routes {
     }
 
     /// The entry for the path in its normal form.
-    fn find_normal(&self, method: &Method, path: &str) -> Option<&RouteEntry> {
+    fn find_normal(&self, method: &Method, path: &str) -> Option<&Row> {
         let normal = normal_form(path)?;
         let entry = self.find(method, &normal)?;
         entry.route.selector.is_some().then_some(entry)

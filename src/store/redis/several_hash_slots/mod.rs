@@ -198,14 +198,12 @@ impl RedisStore {
 
     /// The hash slot of all keys of a check, including shadows; `None` for keys in several, or no keys.
     fn common_hash_slot(&self, check: &Check) -> Option<HashSlot> {
-        let mut hash_slots = check
+        let mut each = check
             .all_charges()
             .iter()
             .map(|charge| self.hash_slot(charge.key()));
-        let first = hash_slots.next()?;
-        hash_slots
-            .all(|hash_slot| hash_slot == first)
-            .then_some(first)
+        let first = each.next()?;
+        each.all(|it| it == first).then_some(first)
     }
 
     /// The hash slot of an operation; `None` for keys in several, or no keys.

@@ -79,19 +79,17 @@ impl CallQueues {
                 Task::Other(operation) => operation.key(),
             };
             let key = self.store.routing_key(task.check(), of_other);
-            let mut hash_slots = hash_slots.lock().unwrap_or_else(PoisonError::into_inner);
-            let calls = hash_slots
-                .entry(HashSlot::for_key(&key))
-                .or_insert_with(|| {
-                    Arc::new(SharedCalls {
-                        store: self.store.clone(),
-                        transport: here.calls.transport.clone(),
-                        runtime: here.calls.runtime.clone(),
-                        routing_key: key.into(),
-                        queue: CallQueue::new(self.in_flight, SharedCall::gather),
-                        slab: Arc::clone(&here.calls.slab),
-                    })
-                });
+            let mut known = hash_slots.lock().unwrap_or_else(PoisonError::into_inner);
+            let calls = known.entry(HashSlot::for_key(&key)).or_insert_with(|| {
+                Arc::new(SharedCalls {
+                    store: self.store.clone(),
+                    transport: here.calls.transport.clone(),
+                    runtime: here.calls.runtime.clone(),
+                    routing_key: key.into(),
+                    queue: CallQueue::new(self.in_flight, SharedCall::gather),
+                    slab: Arc::clone(&here.calls.slab),
+                })
+            });
             return Ok(Arc::clone(calls));
         }
         Ok(here.calls)
