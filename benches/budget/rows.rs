@@ -52,7 +52,7 @@ const METERED: u64 = 7;
 /// How many checks or settlements over Redis wait at a time.
 const CALLERS: usize = 64;
 /// As many calls as a store has in flight by default: with no more callers, each check is a call of its own.
-pub(crate) const IN_FLIGHT: usize = 4;
+pub(crate) const IN_FLIGHT: usize = 2;
 /// A warm-up that calls each function as often in each run.
 const FEW: usize = 32;
 

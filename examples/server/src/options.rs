@@ -43,7 +43,7 @@ cargo run --release -p example-server -- [options]
   --pool N                 use a bb8 pool of N connections instead of one managed connection
   --transactions           decide by transactions instead of a script, over a pool of --pool connections (default 8): for
                            a server that allows no scripts; shares no counts with servers that use one
-  --in-flight N            share calls of Redis from N in flight on; default 4, 0 shares none
+  --in-flight N            share calls of Redis from N in flight on; default 2, 0 shares none
   --deny-cache             repeat refusals for a moment without asking the store again; what is given back, blocked or
                            unblocked by another process is seen up to a second later
   --leases                 charge units of who sends many requests at once, and spend them without asking Redis

@@ -84,7 +84,7 @@ impl fmt::Debug for RedisStore {
 }
 
 /// The default number of calls in flight before operations gather.
-const IN_FLIGHT: usize = 4;
+const IN_FLIGHT: usize = 2;
 
 impl RedisStore {
     fn over(make: impl Fn() -> Transport + Send + Sync + 'static) -> Self {
@@ -145,10 +145,10 @@ impl RedisStore {
 
     /// Shares calls once this number is in flight, counted in each tokio runtime. While fewer are in flight, an operation
     /// is sent at once. Otherwise it waits until one of them returns, and shares a call with the other waiting
-    /// operations. The default is 4. Use 0 to turn sharing off.
+    /// operations. The default is 2. Use 0 to turn sharing off.
     ///
-    /// No operation waits for a timer. Calls grow with the backlog: each takes a part of the waiting charges, 1/4 with
-    /// four in flight, but at least 8 and at most 256 charges, or one operation with more; eight slots count as one
+    /// No operation waits for a timer. Calls grow with the backlog: each takes a part of the waiting charges, half of
+    /// them with two in flight, but at least 8 and at most 256 charges, or one operation with more; eight slots count as one
     /// charge. So a long round trip does not limit the number of decided checks. Identical checks are decided together, and
     /// count once towards that size. An error of one operation affects no other. A call is written when it has a
     /// connection; a caller that has left by then, or whose timeout has passed, is left out and not charged. A call whose
