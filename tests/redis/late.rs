@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use axum::{Router, routing::get};
 use http_body_util::BodyExt;
-use sluicegate::{limiter::Slot, middleware::CostMeter};
+use sluicegate::middleware::CostMeter;
 use support::site::Site;
 
 use crate::{cluster::apart, prelude::*, transactions::pool};
@@ -194,30 +194,6 @@ async fn a_server_that_greets_late_sees_no_check_whose_caller_has_left() {
         let calls = server.calls("evalsha") + server.calls("eval") - before;
         assert!(calls <= 2, "{calls}: that of the last, and its script");
     }
-}
-
-#[test]
-fn runtimes_one_after_the_other_take_and_return_the_one_slot() {
-    let server = Server::start();
-    let store = RedisStore::connect_lazy(server.url()).unwrap();
-    let limiter = Limiter::new(store).timeout(SOON);
-    let jobs = policy("jobs", "1/1h@concurrent");
-    let job = || one(&jobs, "alice");
-    for _ in 0..50 {
-        let mut threads = tokio::runtime::Builder::new_multi_thread();
-        let runtime = threads.worker_threads(2).enable_all().build().unwrap();
-        // Less than the time after which a return is tried again.
-        let taken = runtime.block_on(limiter.acquire_slot(job(), 3 * SOON));
-        let slot: Slot = taken.unwrap().expect("none is denied").unwrap();
-        runtime.spawn(async move {
-            let _slot = slot;
-            pending::<()>().await;
-        });
-    }
-    let runtime = support::runtime();
-    runtime.block_on(support::finished(&limiter));
-    let used = runtime.block_on(used(&limiter, &jobs, "alice"));
-    assert_eq!(used, 0);
 }
 
 #[tokio::test]

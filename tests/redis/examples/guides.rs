@@ -18,18 +18,18 @@ macro_rules! guides {
         mod $tests {
             $(#[test]
             fn $example() {
-                $follow(stringify!($example));
+                $follow(stringify!($example), &[]);
             })*
         }
     };
 }
 
-guides! { a_server_answers_what_its_head_says, SERVERS, super::serve_alone:
+guides! { a_server_answers_what_its_head_says, SERVERS, super::serve:
     api_key_and_ip custom_rejection graphql hot_swap hyper_service json_rpc language_model login max_tokens per_route
     routes_table streaming_tokens tiers tiers_database
 }
 
-guides! { a_program_prints_what_its_head_says, PROGRAMS, super::print:
+guides! { a_program_prints_what_its_head_says, PROGRAMS, super::printed:
     background_job custom_extractor outbound custom_store
 }
 
@@ -58,10 +58,6 @@ pub(super) fn indented(example: &str) -> Vec<String> {
     lines
         .filter_map(|it| it.strip_prefix("     ").map(str::to_owned))
         .collect()
-}
-
-fn serve_alone(example: &str) {
-    serve(example, &[]);
 }
 
 fn serve(example: &str, env: &[(&str, &str)]) -> Example {
@@ -107,11 +103,8 @@ fn answers(answer: &str, expected: &str) -> bool {
 }
 
 /// Runs an example to the end. Asserts that the texts behind a `#` in the head are printed in this order.
-fn print(example: &str) {
-    printed(example, &[]);
-}
-
-/// Uses the machine's clock, so two charges at once may be in different steps of a rule. Then the example is run again.
+///
+/// By the machine's clock, two charges at once may be in different steps of a rule. Then the example is run again.
 fn printed(example: &str, args: &[&str]) {
     let failed: Vec<String> = (0..4).map_while(|_| missing(example, args)).collect();
     assert!(failed.len() < 4, "{}", failed[0]);
