@@ -240,7 +240,7 @@ const MAX_NAMED: usize = 256;
 #[derive(Debug, Default)]
 struct Metered(AtomicU64);
 
-/// What was metered for a request, which all of its meters and layers share.
+/// The units that were metered for a request, which all of its meters and layers share.
 pub(crate) type Readings = Arc<MeteredUnits>;
 
 #[derive(Debug, Default)]

@@ -187,7 +187,7 @@ async fn a_denial_from_another_callers_answer_has_the_remaining_time_and_reaches
     for denied in [same, dearer] {
         assert_eq!(retry_after(&denied.unwrap()), Some(ms(6_001)));
     }
-    // Two admissions and two denials, and six denials that the head of the queue hid: it asks every two seconds.
+    // Two admissions and two denials, and six denials that the head of the queue hid, which asks every two seconds.
     assert_eq!(told.lines().len(), 10);
 }
 

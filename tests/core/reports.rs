@@ -17,7 +17,7 @@ struct Probe {
     is_down: Arc<AtomicBool>,
 }
 
-/// A probe, which perhaps answers reports with an error, and a limiter over it.
+/// A probe, which perhaps answers reports with an error, and a limiter over this probe.
 fn probe(refuses: Option<StoreErrorKind>) -> (Probe, Limiter) {
     let (told, is_deaf) = (Arc::<AtomicUsize>::default(), Arc::<AtomicBool>::default());
     let (count, deaf, is_down) = (told.clone(), is_deaf.clone(), Arc::<AtomicBool>::default());

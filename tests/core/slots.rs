@@ -79,7 +79,7 @@ impl Failure {
     }
 }
 
-/// The store, and a process that uses it.
+/// The store, and a process over this store.
 fn cluster() -> (Cluster, Limiter) {
     let (memory, clock) = memory();
     let renewals = Arc::<Mutex<Vec<(u64, usize)>>>::default();

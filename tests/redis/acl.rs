@@ -146,7 +146,7 @@ async fn every_operation_with_slots(store: &dyn Store) -> Result<(), StoreError>
 #[tokio::test]
 async fn slots_need_these_as_well() {
     let refused = |missing: Option<&str>| missing.map(|_| StoreErrorKind::AccessDenied);
-    // A check drops what has expired in one millisecond of eight, for which a test needs its own clock. Keys then expire
+    // A check drops expired entries in one millisecond of eight, for which a test needs its own clock. Keys then expire
     // by `PEXPIRE`.
     let cases = SLOTS_RIGHTS.map(|it| (Some(it), it == "+zremrangebyscore"));
     for (missing, own_clock) in cases.into_iter().chain([(None, false), (None, true)]) {

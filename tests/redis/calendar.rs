@@ -7,7 +7,7 @@ const HOUR_MS: u64 = 3_600_000;
 /// 2027-03-01T00:00:00Z
 const END_MS: u64 = 1_803_859_200_000;
 
-/// Another replica, by whose zone data the month ends at another time, has written that time.
+/// Another replica has written another end of the month, by its own zone data.
 fn rewrite(server: &Server, other_ms: u64) {
     let mut connection = server.connect();
     let name = "sluicegate:{user=alice}:quota~1";

@@ -555,7 +555,7 @@ async fn a_denial_stands_though_another_slot_has_no_answer() {
         );
         assert_eq!(rules().filter(|it| it.is_exceeded()).count(), 1);
     }
-    // The block of an identity whose node did not answer stays known.
+    // A block stays known while the node of the identity does not answer.
     let both = limiter.check(all(&single, [full, &blocked])).await.unwrap();
     assert!(matches!(both, Decision::Denied(_)), "{both:?}");
     assert!(is_blocked(&take(&limiter, &single, &blocked).await));
@@ -625,7 +625,7 @@ async fn a_roll_back_that_was_surely_not_done_is_tried_again() {
     full.run::<()>("CONFIG RESETSTAT");
     full.run::<()>("CONFIG SET maxmemory 1");
     cluster.nodes[2].run::<u32>("CLIENT KILL TYPE normal");
-    // Redis 6.2 counts what a script meets as an error of no code.
+    // Redis 6.2 counts the errors that a script meets under no code.
     let refused = ["errorstat_OOM", "errorstat_ERR"][usize::from(full.version() < 7)];
     wait("the roll-back is refused", || {
         full.run::<String>("INFO errorstats").contains(refused)

@@ -178,7 +178,7 @@ async fn a_connection_that_owes_an_answer_for_too_long_is_replaced() {
     server.cont();
     charge_one(&patient(&store)).await.unwrap();
     assert!(server.connections_made() > before);
-    // What closes the lost one runs in this runtime.
+    // The lost one is closed in this runtime.
     eventually("the lost one is closed", || connections_open(&server) == 1).await;
 }
 

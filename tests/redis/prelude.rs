@@ -79,7 +79,7 @@ pub(crate) async fn used(limiter: &Limiter, policy: &Policy, name: impl Display)
     policy.rules()[0].limit() - left(limiter, policy, name).await
 }
 
-/// What comes within this time, at the latest.
+/// The result, within this time at the latest.
 pub(crate) async fn in_time<T>(most: Duration, answer: impl Future<Output = T>) -> T {
     let start = Instant::now();
     let answer = answer.await;
@@ -119,7 +119,7 @@ pub(crate) async fn listen<F: Future<Output = ()> + Send + 'static>(
     url
 }
 
-/// A server that answers so to what a client has sent at once. Returns its URL.
+/// A server that answers so to the first bytes of a client. Returns its URL.
 pub(crate) async fn replying(
     reply: impl Fn(&str) -> String + Clone + Send + Sync + 'static,
 ) -> String {

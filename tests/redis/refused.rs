@@ -128,7 +128,7 @@ fn counting() -> (Arc<[AtomicU64; 2]>, Log) {
 }
 
 /// Made-up users at full speed, before and after `begin`. Users at their limits stay denied, and the breaker closed.
-/// Returns how many connections the server got meanwhile, and in what time.
+/// Returns how many connections the server got meanwhile, and the time.
 async fn users_at_their_limits_stay_denied(server: &Server, begin: &str) -> (u64, Duration) {
     const FLOOD: u64 = 16;
     const USERS: u64 = 20;

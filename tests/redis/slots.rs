@@ -243,7 +243,7 @@ async fn while_the_server_is_away_the_failure_policy_decides_about_slots() {
     }
 }
 
-/// Two processes, each with 32 callers, whose connections die all at once, again and again.
+/// Two processes, each with 32 callers. All of their connections die at once, again and again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_that_die_take_no_slot_along() {
     let (chats, _) = job("32/5s@concurrent");
