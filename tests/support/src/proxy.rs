@@ -22,7 +22,7 @@ pub enum Weather {
     /// Nothing ever arrives: a connection that was used in this weather stays silent and open.
     HalfOpen,
     Reset,
-    /// The server receives each request. One of [`NO_REPLY`] chunks of its replies is lost, and ends the connection.
+    /// The server receives each request. One of eleven chunks of its replies is lost, and ends the connection.
     NoReply,
 }
 
