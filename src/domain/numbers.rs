@@ -1,4 +1,4 @@
-//! Numbers of stored values: whole, of so many bytes, the lowest first.
+//! Whole numbers of stored values, in a given number of bytes, the lowest first.
 
 /// A whole number of `size` bytes, at most eight, the lowest first.
 #[inline]

@@ -120,7 +120,7 @@ impl Known {
         (noted.uses >= NOTED).then_some(number)
     }
 
-    /// Publishes the policies of the last publication again, in at most so many seconds.
+    /// Publishes the policies of the last publication again, after at most `due_in` seconds.
     fn repeat(&mut self, due_in: u64) {
         self.due_in = self.due_in.min(due_in);
         let last = self.policies.values_mut();

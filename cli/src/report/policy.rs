@@ -183,12 +183,13 @@ impl RuleReport {
         (now_ms, cost): (u64, u64),
     ) -> Self {
         let slots = rule.is_concurrency();
-        let cost = if slots { cost.min(1) } else { cost };
+        let cost = if slots { cost.min(1) } else { cost }; // a request holds one slot at any cost
         let section = value.and_then(|value| value.section(rule));
         let steps = section
             .map_or(Vec::new(), |section| section.steps(now_ms))
             .into_iter();
         let used = section.map_or(0, |section| section.used(now_ms));
+        // A rule without a limit only counts, and denies nothing.
         let known = limit.zip(section);
         let fits_ms = known.map(|(limit, it)| it.fits_at_ms(now_ms, limit, cost));
         let fits_ms = fits_ms.filter(|ms| *ms > 0);

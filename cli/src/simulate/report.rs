@@ -103,7 +103,7 @@ fn plot(title: &str, over_time: &OverTime, lines: &[PlotLine]) -> String {
         "</p>\n<div class=\"scroll\"><svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\">\n"
     );
     let most = lines.iter().flat_map(|line| &line.counts).max();
-    let most = most.map_or(1, |most| *most.max(&1));
+    let most = most.map_or(1, |most| *most.max(&1)); // never 0, which `y` divides by
     let x = |at: u64| LEFT + at * (WIDTH - LEFT - 20) / (spans.len() as u64).max(1);
     let y = |count: u64| BOTTOM - count * (BOTTOM - 16) / most;
     for PlotLine { class, counts, .. } in lines {
@@ -119,6 +119,7 @@ fn plot(title: &str, over_time: &OverTime, lines: &[PlotLine]) -> String {
         let (x, y) = (LEFT - 6, y + 5);
         html += &format!("<text x=\"{x}\" y=\"{y}\" text-anchor=\"end\">{count}</text>\n");
     }
+    // Times stand at round moments, as many as there is room for.
     let whole = seconds * spans.len() as u64;
     let mut between = ROUND.iter().filter(|it| whole / **it <= TIMES);
     let between = between.next().unwrap_or(&31_536_000);

@@ -37,6 +37,7 @@ pub(super) async fn run(
         false => String::new(),
         true => why_none(only, inspector).await?,
     };
+    // An identity that several policies deny counts once.
     let identities = |least: u64| {
         let denied = denials.iter().filter(|it| it.last_minute() >= least);
         let denied: HashSet<_> = denied.map(DeniedIdentity::identity).collect();

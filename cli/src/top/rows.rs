@@ -112,7 +112,7 @@ struct Networks {
 }
 
 impl Networks {
-    /// Networks of so many bits of IPv6 addresses; IPv4 addresses stay alone. `names` are those of the numbers.
+    /// Networks of this many bits of IPv6 addresses; IPv4 addresses stay alone. `names` are those of the numbers.
     fn new(bits: u8, names: [&'static str; 2]) -> Self {
         Self {
             bits,

@@ -50,7 +50,7 @@ pub(in crate::middleware) struct Shown {
     rules: SmallVec<[ShownRule; 1]>,
 }
 
-/// What headers say about a rule.
+/// The numbers of a rule that headers show.
 #[derive(Clone, Debug)]
 pub(super) struct ShownRule {
     /// A policy of the unit that the rule stands for; `None` if it stands for all.

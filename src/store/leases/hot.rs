@@ -41,11 +41,11 @@ pub(super) struct HotIdentity {
     units: Mutex<Units>,
 }
 
-/// The units of a hot identity in this process, and what is known for the next lease.
+/// The units of a hot identity in this process, and the numbers that the next lease follows from.
 #[derive(Debug)]
 pub(super) struct Units {
     lease: Option<Lease>,
-    /// What becomes of the lease that is being fetched; `None` if none is.
+    /// The fate of the lease that is being fetched; `None` if none is.
     fetched: Option<Arrival>,
     /// How many returns are on their way to the store.
     returning: usize,
@@ -62,7 +62,7 @@ pub(super) struct Units {
     is_dropped: bool,
 }
 
-/// What becomes of a lease when it arrives.
+/// The fate of a lease on arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Arrival {
     Spent,
@@ -278,7 +278,7 @@ impl HotIdentity {
 }
 
 impl Units {
-    /// The lease, if it has so many units.
+    /// The lease, if it can pay this cost.
     pub(super) fn lease_for(&mut self, cost: u64, now: Duration) -> Option<&mut Lease> {
         self.lease.as_mut().filter(|it| it.can_pay(cost, now))
     }

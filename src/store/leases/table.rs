@@ -13,7 +13,7 @@ use crate::{
 /// The maximum number of identities with leases.
 const MAX_HOT: usize = 4_096;
 
-/// More than leases, so that many identities can become hot at the same time.
+/// The maximum number of counted identities: many can become hot at the same time.
 const MAX_COUNTED: usize = 8_192;
 
 /// How often an identity was checked in a span.

@@ -106,7 +106,7 @@ impl Table {
     fn trim(&mut self, most: usize) {
         if self.units.len() > most {
             let mut all: Vec<_> = self.units.drain().collect();
-            // Of equals the same in each table, as in Redis.
+            // Every table keeps the same ones of equals, as Redis does.
             all.sort_unstable_by(|a, b| (b.1, &b.0).cmp(&(a.1, &a.0)));
             self.units.extend(all.into_iter().take(most));
         }

@@ -68,7 +68,7 @@ pub struct RedisStore {
     clock: Option<crate::manual_clock::ManualClock>,
     in_flight: usize,
     shared: Option<Arc<CallQueues>>,
-    /// Where operations over several hash slots go on whose callers have left.
+    /// Finishes operations over several hash slots when their callers have left.
     #[cfg(feature = "cluster")]
     room: Arc<crate::background::BackRoom>,
     /// Whether the servers were asked whether they evict keys.

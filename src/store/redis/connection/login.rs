@@ -81,7 +81,7 @@ pub(super) struct Login {
 
 type Outcome = RedisResult<Arc<Login>>;
 
-/// What servers last said to answers of the source.
+/// The last verdicts of servers about answers of the source.
 #[derive(Default)]
 struct Verdicts {
     /// The last server that took one; empty if that server has refused one since.
@@ -231,7 +231,7 @@ impl Logins {
 }
 
 impl Login {
-    /// The end of so many fifths of its validity.
+    /// The end of this many fifths of the validity.
     fn end_of(&self, fifths: u32) -> Option<Instant> {
         let validity = self.credentials.valid_for?;
         self.asked.checked_add(validity / 5 * fifths)

@@ -49,7 +49,7 @@ pub(super) struct Request {
 /// The way to answer a caller.
 pub(super) struct Waiter {
     pub(super) seat: Seat,
-    /// Set if somebody else than the caller has to know whether the operation is sent.
+    /// Set if others than the caller have to know whether the operation is sent.
     pub(super) sent: Option<Sent>,
     /// The check of one caller of several, if it takes slots: each has ids of its own.
     pub(super) check: Option<Check>,

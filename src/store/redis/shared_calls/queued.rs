@@ -55,7 +55,7 @@ impl From<Operation> for Task {
 /// A task that has not entered yet.
 pub(super) struct NotEntered {
     pub(super) task: Task,
-    /// Set if somebody else has to know whether the operation is sent.
+    /// Set if others than the caller have to know whether the operation is sent.
     pub(super) sent: Option<Sent>,
     /// How long the caller waits, if the line looks after that.
     pub(super) timeout: Option<Duration>,
