@@ -7,8 +7,8 @@ use std::{
 
 use crate::domain::rule::millis;
 
-/// The time since some moment. It never steps back, follows no date, and goes on while the machine is suspended. Where
-/// the system has no such clock, it stands still meanwhile, and the store's next answer shows the suspension.
+/// The time since some moment. It never steps back, follows no date, and goes on while the machine is suspended. On a
+/// system without such a clock the time stands still meanwhile, and the store's next answer shows the suspension.
 ///
 /// In tests it is the time of the runtime, which they can pause.
 pub(crate) fn now() -> Duration {

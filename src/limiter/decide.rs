@@ -368,7 +368,7 @@ impl Limiter {
         }
     }
 
-    /// Does what is wanted of a decision.
+    /// Does the work that follows some decisions: one step for each bit of `wanted`.
     #[cold]
     fn attend(
         &self,

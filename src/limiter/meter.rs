@@ -308,7 +308,7 @@ impl MeteredUnits {
         names.filter(|name| !is_charged(name)).cloned().collect()
     }
 
-    /// Notes that another layer settles this, too.
+    /// Notes that another layer also settles these units.
     pub(crate) fn nest(&self) {
         self.is_nested.store(true, Relaxed);
     }

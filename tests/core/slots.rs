@@ -41,7 +41,7 @@ enum Failure {
 }
 
 impl Failure {
-    /// As rows name it.
+    /// Reads the name that a row of a table has for a failure.
     fn named(name: &str) -> Self {
         use Failure::*;
         let all = [

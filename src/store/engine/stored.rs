@@ -48,7 +48,7 @@ pub(in crate::store) struct Counts {
     pub(in crate::store) expires_ms: u64,
 }
 
-/// A section as it is stored.
+/// A section in its stored form.
 #[derive(Debug)]
 struct StoredSection {
     label: [u64; 2],
@@ -123,6 +123,7 @@ fn read(bytes: &[u8]) -> Option<Counts> {
     let first = [number(&mut front, 6)?, number(&mut front, 7)?];
     let used = (0..count).map(|_| number(&mut front, 7));
     let used = used.collect::<Option<Vec<_>>>()?;
+    // The bodies are next; the labels at the end have the size of each.
     let mut bodies = front;
     let (mut sections, mut unknown) = (Vec::with_capacity(count), Vec::new());
     for (place, used) in used.into_iter().enumerate() {
@@ -143,6 +144,7 @@ fn read(bytes: &[u8]) -> Option<Counts> {
         };
         match labelled(part.label) {
             Some(spec) => sections.push(part.section(spec)?),
+            // Another process counts under such a rule, so the next write has to keep the section.
             None if is_unknown(part.label) => unknown.push(part),
             None => return None,
         }

@@ -37,7 +37,7 @@ pub trait Values {
     /// If your store cannot read. The operation then fails with this error and writes nothing.
     fn read(&mut self, name: &str) -> Result<Option<Vec<u8>>, StoreError>;
 
-    /// Returns at most so many values that have not expired, and whose names begin with this text, in any order: for
+    /// Returns at most `most` values with names that begin with this text, in any order, and none that has expired: for
     /// lists of the blocked identities. By default, the store keeps no such lists.
     ///
     /// # Errors
