@@ -33,8 +33,8 @@ local function level_of(held)
 end
 
 -- Blocks an identity until a time, unless it is blocked for longer. With a second key, for strikes, blocks only if the
--- strikes reach their limit, and deletes them unless a further ban needs them. A ban that grows has several times, and
--- lasts for that of its level: the block until `stop` would be the first.
+-- strikes reach their limit, and deletes them unless a further ban needs them; a ban that changes no block is not made. A
+-- ban that grows has several times, and lasts for that of its level: the block until `stop` would be the first.
 local function block_until(parts, stop)
   local part, strikes = parts[1], parts[2]
   if strikes then
@@ -53,13 +53,12 @@ local function block_until(parts, stop)
     stop = math.min(begins + time, LAST)
     ended, kept = stop, math.min(stop + time, LAST)
   end
-  if held_until > now and held_until >= stop then return DONE .. block end
+  if held_until > now and held_until >= stop then return strikes and NOT_ASKED or DONE .. block end
   local details = sub(arg, times_at + times * TIME_SIZE)
   block = pack(TIME, stop) .. sub(details, 1, 2)
-  if stop > now then
-    local value = block .. pack(TIME, now) .. sub(details, 3)
-    if level > 0 then value = value .. pack(LEVEL, level, ended, kept) end
-    values[part.i], expiries[part.i] = value, math.max(stop, kept)
-  end
+  if stop <= now then return strikes and NOT_ASKED or DONE .. block end
+  local value = block .. pack(TIME, now) .. sub(details, 3)
+  if level > 0 then value = value .. pack(LEVEL, level, ended, kept) end
+  values[part.i], expiries[part.i] = value, math.max(stop, kept)
   return DONE .. block
 end

@@ -157,7 +157,7 @@ pub enum Reply {
     Reset,
     /// To [`Operation::Block`]: the block that applies now.
     Block(Block),
-    /// To [`Operation::Ban`]: the block that applies now; `None` if there are too few strikes.
+    /// To [`Operation::Ban`]: the ban; `None` if there are too few strikes, or if a block ends no sooner.
     #[doc(hidden)]
     Ban(Option<Block>),
     /// To [`Operation::Unblock`].

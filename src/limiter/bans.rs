@@ -215,17 +215,11 @@ async fn count(guarded: &GuardedStore, refusals: &Refusals, key: Key, strikes: V
         }
     });
     let replies = call(guarded, bans.collect()).await;
-    let made = banned
-        .iter()
-        .zip(replies)
-        .filter_map(|(it, reply)| match reply {
-            Some(Reply::Ban(block)) => Some((it, block?)),
-            _ => None,
-        });
-    // Each reply has the block in force then: the first to have the latest end made it.
-    let made = made.reduce(|known, next| match next.1.outlasts(known.1) {
-        true => next,
-        false => known,
+    let mut replies = banned.iter().zip(replies).rev();
+    // Each ban that is made ends later than the one before.
+    let made = replies.find_map(|(it, reply)| match reply {
+        Some(Reply::Ban(block)) => Some((it, block?)),
+        _ => None,
     });
     if let Some(((Struck { policy, .. }, now_ms), block)) = made {
         let left = |until_ms: u64| Duration::from_millis(until_ms.saturating_sub(*now_ms));

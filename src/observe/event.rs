@@ -334,7 +334,7 @@ pub enum Event<'a> {
     Ban {
         /// The policy that denied the identity too often.
         policy: &'a Policy,
-        /// The block that applies now: the ban, or one that ends later.
+        /// The ban.
         block: Block,
     },
 

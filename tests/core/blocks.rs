@@ -127,7 +127,7 @@ async fn an_identity_unblocked_at_the_same_time_is_not_banned() {
 }
 
 #[tokio::test]
-async fn a_ban_ends_no_longer_block() {
+async fn a_ban_is_not_made_while_a_longer_block_holds() {
     let (limiter, _) = memory();
     let log = Log::default();
     let limiter = limiter.observer(log.clone());
@@ -137,8 +137,8 @@ async fn a_ban_ends_no_longer_block() {
     limiter.block(&user("alice"), HOUR).await.unwrap();
     limiter.strikes_counted().await;
     assert_eq!(blocked(&limiter, "alice").await, Some(3_600_000));
-    let told = format!("login bans until {:?}", Some(START_MS + 3_600_000));
-    assert!(log.lines().contains(&told), "{:?}", log.lines());
+    let lines = log.lines();
+    assert!(lines.iter().all(|it| !it.contains("bans")), "{lines:?}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -185,15 +185,16 @@ impl<N: Naming, R> StoreCells for Kept<'_, N, R>
 where
     R: FnMut(&N::Name) -> Result<Stored, StoreError>,
 {
-    fn block(&mut self, key: &Key, request: &BlockRequest) -> Result<Block, StoreError> {
+    fn block(&mut self, key: &Key, request: &BlockRequest) -> Result<(Block, bool), StoreError> {
         let now_ms = self.now_ms;
         let stored = self.block_of(key)?;
         let (block, held) = HeldBlock::request(stored.block.as_ref(), request, now_ms);
+        let is_new = held.is_some();
         if let Some(held) = held {
             stored.block = Some(held);
             stored.is_changed = true;
         }
-        Ok(block)
+        Ok((block, is_new))
     }
 
     fn unblock(&mut self, key: &Key) {

@@ -150,8 +150,9 @@ pub(super) trait Cells {
 
 /// Cells of a store, which also keeps blocks.
 pub(super) trait StoreCells: Cells {
-    /// Adds a block, unless the identity has one that ends later. Returns the block that is in force.
-    fn block(&mut self, key: &Key, request: &BlockRequest) -> Result<Block, StoreError>;
+    /// Adds a block, unless the identity has one that ends later. Returns the block that is in force, and whether it is
+    /// new.
+    fn block(&mut self, key: &Key, request: &BlockRequest) -> Result<(Block, bool), StoreError>;
 
     fn unblock(&mut self, key: &Key);
 
@@ -195,7 +196,10 @@ pub(super) fn execute(
             cells.forget(policy, key);
             Ok(Reply::Reset)
         }
-        Operation::Block { key, request } => cells.block(key, request).map(Reply::Block),
+        Operation::Block { key, request } => {
+            let (block, _) = cells.block(key, request)?;
+            Ok(Reply::Block(block))
+        }
         Operation::Ban {
             key,
             strikes,
@@ -452,11 +456,11 @@ fn ban(
     if counts[0].used < strikes.limit() {
         return Ok(None);
     }
-    let block = cells.block(key, request)?;
+    let (block, is_new) = cells.block(key, request)?;
     if !request.keeps_strikes {
         cells.forget(&policy, key);
     }
-    Ok(Some(block))
+    Ok(is_new.then_some(block))
 }
 
 /// Does some work on the cells of these charges. Cells can hold locks until the end, so answers, which allocate, are

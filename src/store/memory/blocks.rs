@@ -69,7 +69,8 @@ impl Blocks {
         self.tokens.token(BLOCKS, key)
     }
 
-    /// Adds a block, unless the identity has one that ends later. Returns the block that is in force.
+    /// Adds a block, unless the identity has one that ends later. Returns the block that is in force, and whether it is
+    /// new.
     ///
     /// If there is no room, an operator's block replaces the ban that ends first. So a client that gets many identities
     /// banned cannot keep operators from blocking.
@@ -78,13 +79,13 @@ impl Blocks {
         key: &Key,
         request: &BlockRequest,
         now_ms: u64,
-    ) -> Result<Block, StoreError> {
+    ) -> Result<(Block, bool), StoreError> {
         let token = self.token(key);
         let mut by_key = self.by_key.write().unwrap_or_else(PoisonError::into_inner);
         let known = by_key.get(&token).map(|(held, _)| held);
         let (block, held) = HeldBlock::request(known, request, now_ms);
         let Some(held) = held else {
-            return Ok(block);
+            return Ok((block, false));
         };
         if by_key.len() >= self.capacity && !by_key.contains_key(&token) {
             self.make_room(&mut by_key, block.source(), now_ms);
@@ -95,7 +96,7 @@ impl Blocks {
         let identity = label::text(key, |_| format!("{:016x}{:016x}", token.0, token.1)).into();
         by_key.insert(token, (held, identity));
         self.has_some.store(true, Release);
-        Ok(block)
+        Ok((block, true))
     }
 
     fn make_room(&self, by_key: &mut ByKey, by: BlockedBy, now_ms: u64) {

@@ -149,7 +149,7 @@ impl Cells for Locked<'_> {
 }
 
 impl StoreCells for Locked<'_> {
-    fn block(&mut self, key: &Key, request: &BlockRequest) -> Result<Block, StoreError> {
+    fn block(&mut self, key: &Key, request: &BlockRequest) -> Result<(Block, bool), StoreError> {
         let now_ms = self.store.clock.now_ms();
         self.store.blocks.block(key, request, now_ms)
     }

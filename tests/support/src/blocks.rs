@@ -80,8 +80,8 @@ A ban needs all its strikes and forgets them
  api alice 1; bans alice 2/10s@1s = 1h; api alice 1 !ban:3600000; bans alice 1/10s@1s !; unblock alice
  # Strikes count for the time in their rule.
  strike p alice !; +1s; strike p alice !; @11s; bans alice 2/10s@1s !
- # A longer block stays in force, and the strikes are reset.
- block alice 2h; bans alice 1/10s@1s = 7211s; unblock alice; bans alice 1/10s@1s !; api alice 1
+ # A longer block stays in force, no ban is made, and the strikes are reset.
+ block alice 2h; bans alice 1/10s@1s !; api alice 1 !operator; unblock alice; bans alice 1/10s@1s !; api alice 1
 A ban that grows takes the next time and repeats the last
  p = login 1/1d 1/10m=1s,5s,1m; api = 5/1d; strike p alice !; p alice 1 !ban:1s; listed level = 1/2s; @999; p alice 1 !ban
  @1s; api alice 0; listed level !; strike p alice !; p alice 1 !ban:5s; listed level = 2/11s; @5999; p alice 1 !ban

@@ -45,7 +45,7 @@ pub trait StoreExt: Store {
         answer!(self.execute(Operation::Block { key, request }), Block)
     }
 
-    /// Returns the block that is in force, or `None` if there are too few strikes.
+    /// Returns the ban, or `None` if none is made.
     fn ban(&self, key: &Key, strikes: Rule, request: BlockRequest) -> StoreFuture<Option<Block>> {
         let ban = Operation::Ban {
             key: key.clone(),
