@@ -1,6 +1,6 @@
 //! `RedisStore::ping`: each primary decides, or the error says what is missing.
 
-use std::{error::Error, future::poll_fn, pin::pin};
+use std::{error::Error, future::poll_fn, pin::pin, task::Poll};
 
 use support::sentinel::{NAME, Parrot};
 
@@ -63,10 +63,22 @@ async fn a_ping_whose_key_has_moved_to_another_primary_is_an_error() {
     let nodes = two_nodes();
     let store = RedisStore::cluster([nodes[0].url()]).await.unwrap();
     let first: String = nodes[0].run("CLUSTER MYID");
+    let (mut ping, mut polls) = (pin!(store.ping()), 0);
+    // By then it knows both primaries, and searches for the name.
+    let searches = poll_fn(|context| {
+        polls += 1;
+        assert!(ping.as_mut().poll(context).is_pending());
+        if polls < 100 {
+            Poll::Pending
+        } else {
+            Poll::Ready(())
+        }
+    });
+    searches.await;
     for node in &nodes {
         node.run::<()>(&format!("CLUSTER SETSLOT 9 NODE {first}"));
     }
-    let error = store.ping().await.unwrap_err();
+    let error = ping.await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Refused);
     assert!(error.to_string().contains("was not asked"), "{error}");
 }

@@ -2,7 +2,7 @@
 
 use std::{collections::HashSet, time::Duration};
 
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout};
 
 use super::{
     RedisStore,
@@ -56,7 +56,7 @@ impl RedisStore {
                 names.push((name, server));
             }
         }
-        let answers = timeout_at(begin + GREETING_TIMEOUT, self.call(pings)).await;
+        let answers = timeout(GREETING_TIMEOUT, self.call(pings)).await;
         for answer in answers.map_err(|_| TIMED_OUT)?? {
             answer?;
         }
