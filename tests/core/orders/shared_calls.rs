@@ -1,4 +1,4 @@
-//! The line of shared calls, under every order of the steps of callers that come and leave, and of calls that end.
+//! The line of shared calls, under every order of the steps of callers that come, and of calls that end.
 
 mod sync {
     pub(super) use loom::sync::*;
@@ -9,7 +9,7 @@ mod call_queue;
 use std::{
     cell::RefCell,
     iter,
-    sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
+    sync::atomic::{AtomicBool, Ordering::SeqCst},
 };
 
 use call_queue::{CallQueue, Waiting};
@@ -18,19 +18,9 @@ use loom::{sync::Arc, thread};
 use super::every_order;
 
 /// Uses plain flags instead of loom's: only the order in which threads reach the queue matters.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 struct Caller {
-    ticket: Arc<AtomicU64>,
     sent: Arc<AtomicBool>,
-}
-
-impl Caller {
-    fn new() -> Self {
-        Self {
-            ticket: Arc::default(),
-            sent: Arc::new(AtomicBool::new(false)),
-        }
-    }
 }
 
 /// At most two callers in a call.
@@ -55,16 +45,9 @@ impl Calls {
     }
 
     fn enter(&self, caller: &Caller) {
-        if let Some(call) = self.begin(caller) {
+        if let Some(call) = self.queue.enter(caller.clone(), 1) {
             self.run(call);
         }
-    }
-
-    /// The call that begins with this caller, if one does.
-    fn begin(&self, caller: &Caller) -> Option<Vec<Caller>> {
-        let (ticket, call) = self.queue.enter(caller.clone(), 1);
-        caller.ticket.store(ticket, SeqCst);
-        call
     }
 
     /// Sends and ends a call, and all calls that begin because of this.
@@ -84,14 +67,9 @@ impl Calls {
         }
     }
 
-    fn leave(&self, caller: &Caller) {
-        let ticket = caller.ticket.load(SeqCst);
-        self.queue.leave(ticket);
-    }
-
     /// The number of callers that begin a call before another caller has to wait.
     fn free_places(&self) -> usize {
-        iter::from_fn(|| self.begin(&Caller::new()))
+        iter::from_fn(|| self.queue.enter(Caller::default(), 1))
             .inspect(|call| assert_eq!(call.len(), 1))
             .count()
     }
@@ -106,7 +84,7 @@ fn send(call: &[Caller]) {
 fn everybody_is_sent_once(calls: fn() -> Arc<Calls>, free: usize) {
     every_order(move || {
         let calls = calls();
-        let callers = [(); 3].map(|()| Caller::new());
+        let callers = [(); 3].map(|()| Caller::default());
         let others = [0, 1].map(|it| {
             let (calls, caller) = (Arc::clone(&calls), callers[it].clone());
             thread::spawn(move || calls.enter(&caller))
@@ -131,35 +109,6 @@ fn everybody_is_taken_once_where_calls_end_as_they_begin() {
     everybody_is_sent_once(|| Calls::new(1, true), 1);
 }
 
-#[test]
-fn who_leaves_keeps_nobody_else_waiting() {
-    every_order(|| {
-        let calls = Calls::new(1, false);
-        let callers = [(); 3].map(|()| Caller::new());
-        let leaves = {
-            let (calls, caller) = (Arc::clone(&calls), callers[0].clone());
-            thread::spawn(move || {
-                calls.enter(&caller);
-                calls.leave(&caller);
-            })
-        };
-        // This caller leaves before the call is sent, and so is left out.
-        let first = calls.begin(&callers[1]);
-        let (hasty, stays) = (Caller::new(), &callers[2]);
-        if let Some(first) = first {
-            let waits = calls.begin(&hasty);
-            assert!(waits.is_none());
-            calls.leave(&hasty);
-            calls.run(first);
-            assert!(!hasty.sent.load(SeqCst));
-        }
-        calls.enter(stays);
-        leaves.join().unwrap();
-        assert!(callers[1..].iter().all(|it| it.sent.load(SeqCst)));
-        assert_eq!(calls.free_places(), 1);
-    });
-}
-
 /// A call with the given share, and that share.
 fn gather_share(waiting: &mut Waiting<Caller>, share: usize) -> Option<(usize, Vec<Caller>)> {
     let mut call = Vec::new();
@@ -170,18 +119,16 @@ fn gather_share(waiting: &mut Waiting<Caller>, share: usize) -> Option<(usize, V
 }
 
 #[test]
-fn calls_share_what_waits_now_without_those_who_have_left() {
+fn calls_share_what_waits_now() {
     every_order(|| {
         let line = CallQueue::new(4, gather_share);
-        let enter = |charges| line.enter(Caller::new(), charges);
+        let enter = |charges| line.enter(Caller::default(), charges);
         for _ in 0..4 {
-            let (_, call) = enter(3);
+            let call = enter(3);
             assert_eq!(call.unwrap().0, 1, "three charges for four calls");
         }
-        let tickets: Vec<_> = (0..100).map(|_| enter(3).0).collect();
-        // At the front, in the middle and at the end; one of them twice.
-        for place in (0..100).filter(|it| it % 3 != 1).chain([99]) {
-            line.leave(tickets[place]);
+        for _ in 0..33 {
+            assert!(enter(3).is_none());
         }
         let shares = RefCell::new(Vec::new());
         for _ in 0..4 {
@@ -191,7 +138,7 @@ fn calls_share_what_waits_now_without_those_who_have_left() {
             };
             line.end(next);
         }
-        // 33 callers stay. Each call takes a fourth of the waiting charges, which is the same number of callers here.
+        // Each call takes a fourth of the waiting charges, which is the same number of callers here.
         assert_eq!(shares.into_inner(), [25, 6, 2]);
     });
 }

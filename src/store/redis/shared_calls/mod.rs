@@ -20,10 +20,7 @@ mod sync {
     pub(super) use std::sync::*;
 }
 
-use std::{
-    sync::Arc,
-    task::{Poll, Waker},
-};
+use std::{sync::Arc, task::Waker};
 
 use tokio::{runtime::Handle, time::Instant};
 
@@ -35,11 +32,10 @@ use crate::{domain::error::StoreError, store::Reply};
 use call::{Request, Seat, SharedCall, Waiter};
 use call_queue::CallQueue;
 pub(super) use call_queues::CallQueues;
-use queued::{NotEntered, Place};
+use queued::NotEntered;
 
 /// The seats of all callers of a store in one runtime.
 type Slab = slab::Slab<Result<Reply, StoreError>>;
-type End = slab::End<Result<Reply, StoreError>>;
 
 /// The calls to one server, or to one slot of a cluster, in one runtime.
 pub(super) struct SharedCalls {
@@ -77,9 +73,13 @@ impl SharedCalls {
         background::spawn_in(&self.runtime, task);
     }
 
-    /// Lets an operation in; the end of the wait wakes its caller.
-    fn enter(self: &Arc<Self>, asked: NotEntered, caller: &Waker) -> Place {
-        let deadline = asked.timeout.map(|timeout| Instant::now() + timeout);
+    /// Lets an operation in, and returns the seat of its caller, which the end of the wait wakes.
+    fn enter(
+        self: &Arc<Self>,
+        asked: NotEntered,
+        deadline: Option<Instant>,
+        caller: &Waker,
+    ) -> usize {
         let (seat, begins_keeper) = self.slab.enter(caller.clone(), deadline);
         if begins_keeper {
             deadlines::keep(&self.slab, &self.runtime);
@@ -94,40 +94,10 @@ impl SharedCalls {
             waiter,
         };
         let charges = request.charges();
-        let (ticket, begun) = self.queue.enter(request, charges);
-        if let Some(call) = begun {
+        if let Some(call) = self.queue.enter(request, charges) {
             self.begin(call);
         }
-        Place {
-            seat,
-            ticket,
-            deadline,
-        }
-    }
-
-    /// Returns the end of the wait. Then the caller has left, unless it can wait on for an operation that was sent.
-    fn poll(&self, place: &Place, caller: &Waker) -> Poll<End> {
-        let end = self.slab.poll(place.seat, caller);
-        if matches!(end, Poll::Ready(End::Late { is_unsent: true })) {
-            self.queue.leave(place.ticket);
-        }
-        end
-    }
-
-    /// Lets the caller out if the operation was not sent, and returns whether that is so. Otherwise, it waits on without a
-    /// deadline.
-    fn is_never_sent(&self, place: &Place) -> bool {
-        let is_never_sent = self.slab.is_never_sent(place.seat);
-        if is_never_sent {
-            self.queue.leave(place.ticket);
-        }
-        is_never_sent
-    }
-
-    /// Lets the caller out.
-    fn leave(&self, place: &Place) {
-        self.slab.leave(place.seat);
-        self.queue.leave(place.ticket);
+        seat
     }
 }
 

@@ -10,8 +10,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{CallQueues, End, SharedCalls};
-
+use super::{CallQueues, SharedCalls, slab::End};
 use crate::{
     domain::{
         check::Check,
@@ -61,14 +60,6 @@ pub(super) struct NotEntered {
     pub(super) timeout: Option<Duration>,
 }
 
-/// The place of a caller in a line.
-pub(super) struct Place {
-    pub(super) seat: usize,
-    pub(super) ticket: u64,
-    /// The line looks after it.
-    pub(super) deadline: Option<Instant>,
-}
-
 /// The answer to an operation, which enters the line when first polled. It needs no box.
 pub(crate) struct Queued<T> {
     stage: Progress,
@@ -77,7 +68,8 @@ pub(crate) struct Queued<T> {
 
 enum Progress {
     NotEntered(Arc<CallQueues>, NotEntered),
-    Waits(Arc<SharedCalls>, Place, Option<Sent>),
+    /// In this seat. The line looks after the deadline.
+    Waits(Arc<SharedCalls>, usize, Option<Instant>, Option<Sent>),
     Over,
 }
 
@@ -110,7 +102,7 @@ impl<T> Queued<T> {
     /// The deadline that the line looks after, while the caller waits.
     pub(crate) const fn deadline(&self) -> Option<Instant> {
         match &self.stage {
-            Progress::Waits(_, place, _) => place.deadline,
+            Progress::Waits(_, _, deadline, _) => *deadline,
             Progress::NotEntered(..) | Progress::Over => None,
         }
     }
@@ -119,7 +111,7 @@ impl<T> Queued<T> {
     pub(crate) fn sent(&mut self) -> Option<&Sent> {
         match &mut self.stage {
             Progress::NotEntered(_, asked) => Some(asked.sent.get_or_insert_with(Sent::queued)),
-            Progress::Waits(_, _, sent) => sent.as_ref(),
+            Progress::Waits(.., sent) => sent.as_ref(),
             Progress::Over => None,
         }
     }
@@ -132,7 +124,7 @@ impl<T> Queued<T> {
     pub(crate) fn is_never_sent(&mut self) -> bool {
         let sent = match &mut self.stage {
             Progress::NotEntered(_, asked) => asked.sent.take(),
-            Progress::Waits(line, place, sent) if line.is_never_sent(place) => sent.take(),
+            Progress::Waits(line, seat, _, sent) if line.slab.is_never_sent(*seat) => sent.take(),
             Progress::Waits(..) | Progress::Over => return false,
         };
         self.stage = Progress::Over;
@@ -142,8 +134,9 @@ impl<T> Queued<T> {
     fn enter(&mut self, caller: &Waker) -> Result<(), StoreError> {
         if let Progress::NotEntered(queues, asked) = mem::replace(&mut self.stage, Progress::Over) {
             let (line, sent) = (queues.here(&asked.task)?, asked.sent.clone());
-            let place = line.enter(asked, caller);
-            self.stage = Progress::Waits(line, place, sent);
+            let deadline = asked.timeout.map(|timeout| Instant::now() + timeout);
+            let seat = line.enter(asked, deadline, caller);
+            self.stage = Progress::Waits(line, seat, deadline, sent);
         }
         Ok(())
     }
@@ -168,7 +161,7 @@ impl<T> Future for Queued<T> {
                     Err(error) => Poll::Ready(Err(error)),
                 };
             }
-            Progress::Waits(line, place, sent) => match line.poll(place, cx.waker()) {
+            Progress::Waits(line, seat, _, sent) => match line.slab.poll(*seat, cx.waker()) {
                 Poll::Ready(End::Late { is_unsent: false }) => {
                     return Poll::Ready(Err(TIMED_OUT));
                 }
@@ -192,8 +185,8 @@ impl<T> Future for Queued<T> {
 /// Leaves the line.
 impl<T> Drop for Queued<T> {
     fn drop(&mut self) {
-        if let Progress::Waits(line, place, _) = &self.stage {
-            line.leave(place);
+        if let Progress::Waits(line, seat, ..) = &self.stage {
+            line.slab.leave(*seat);
         }
     }
 }
