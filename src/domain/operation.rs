@@ -176,17 +176,6 @@ pub enum Reply {
     Publish(u64),
 }
 
-impl Reply {
-    /// Returns the decision of a check; for a batch, the last one, which is a denial if any check was denied.
-    pub(crate) fn last_decision(&mut self) -> Option<&mut Decision> {
-        match self {
-            Self::Check(decision) => Some(decision),
-            Self::CheckBatch(decisions) => decisions.last_mut(),
-            _ => None,
-        }
-    }
-}
-
 /// Reads the answer from a reply of one kind; `None` from any other reply.
 macro_rules! answer_of {
     ($kind:ident) => {

@@ -66,8 +66,6 @@ pub(crate) struct Facts {
 pub(crate) enum Origin {
     #[default]
     Store,
-    /// The store has decided while this process held charged units, into which the check may fit.
-    StoreWithLeases,
     /// This process's memory.
     Local,
     /// A repeated denial.
@@ -435,11 +433,9 @@ mod tests {
             [usage.later(by), usage.aged(&check, by)]
         };
         assert!(moved(&denied).iter().all(|it| it.usage().is(Origin::Store)));
-        denied
-            .usage_mut()
-            .note(|facts| facts.origin = Origin::StoreWithLeases);
-        let has_leases = |it: &Decision| it.usage().is(Origin::StoreWithLeases);
-        assert!(moved(&denied).iter().all(has_leases));
+        denied.usage_mut().note_origin(Origin::Leased);
+        let is_leased = |it: &Decision| it.usage().is(Origin::Leased);
+        assert!(moved(&denied).iter().all(is_leased));
         let repeated = denied.repeated(&check, 5);
         for usage in moved(&repeated).iter().map(Decision::usage) {
             assert!(usage.is_cached() && usage.spares_call() && !usage.is_local());

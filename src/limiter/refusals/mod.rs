@@ -34,7 +34,7 @@ use crate::{
         block::{Block, BlockedBy},
         charge::Charge,
         check::Check,
-        decision::{Blocked, Decision, Origin},
+        decision::{Blocked, Decision},
         key::Key,
         policy::Policy,
         rule::millis,
@@ -176,7 +176,6 @@ impl Refusals {
         };
         let validity = Validity::new(question.asked, clock(), denied_for);
         if let Some(refunds) = self.refunds.get()
-            && decision.usage().facts().origin != Origin::StoreWithLeases
             && validity.holds(question.asked)
         {
             let denial = CachedDenial {

@@ -3,7 +3,10 @@
 use std::sync::Arc;
 
 use super::LeasesCore;
-use crate::domain::{charge::Charge, operation::Operation, settlement::Settlement};
+use crate::{
+    domain::{charge::Charge, operation::Operation, settlement::Settlement},
+    store::StoreFuture,
+};
 
 /// Ends the leases of some operations: before the call of the store, and when this is dropped, which is after the answer
 /// or when the caller has left. Identities may become hot meanwhile.
@@ -25,6 +28,17 @@ impl EndsLeases {
         };
         ending.end();
         ending
+    }
+
+    /// Ends the leases once more when this answer is there.
+    pub(super) fn until<T: Send + 'static>(self, answer: StoreFuture<T>) -> StoreFuture<T> {
+        if self.operations.is_empty() {
+            return answer;
+        }
+        answer.map(move |it| {
+            drop(self);
+            it
+        })
     }
 
     fn end(&self) {

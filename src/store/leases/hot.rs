@@ -47,10 +47,6 @@ pub(super) struct Units {
     lease: Option<Lease>,
     /// The fate of the lease that is being fetched; `None` if none is.
     fetched: Option<Arrival>,
-    /// How many returns are on their way to the store.
-    returning: usize,
-    /// How often units have arrived, here or in the store.
-    arrivals: u64,
     /// The requests since `since`, decided here or in the store.
     checks: u64,
     charged: u64,
@@ -111,8 +107,6 @@ impl HotIdentity {
             units: Mutex::new(Units {
                 lease: None,
                 fetched: None,
-                returning: 0,
-                arrivals: 0,
                 // The count that made the identity hot, so that the first sweep does not find it cold.
                 checks: HOT,
                 charged: HOT.saturating_mul(charge.cost()),
@@ -133,12 +127,11 @@ impl HotIdentity {
         self.key == *key
     }
 
-    /// Counts a check with this cost, unless it is a look. Returns how often units have arrived: ask the store afterwards.
-    pub(super) fn count(&self, cost: u64) -> u64 {
+    /// Counts a check with this cost, unless it is a look.
+    pub(super) fn count(&self, cost: u64) {
         let mut units = lock(&self.units);
         units.checks += cost.min(1);
         units.charged = units.charged.saturating_add(cost);
-        units.arrivals
     }
 
     /// The units, for a check that spends some. If it holds those of another identity, it does not wait for these.
@@ -222,10 +215,10 @@ impl HotIdentity {
 
     /// Ends the lease. A lease that is being fetched is returned on arrival. Returns the settlement that gives the
     /// unspent units back.
-    pub(super) fn end(self: &Arc<Self>) -> Option<Unspent> {
+    pub(super) fn end(&self) -> Option<Operation> {
         let mut units = lock(&self.units);
         units.fetched = units.fetched.map(|it| it.max(Arrival::Returned));
-        self.close(&mut units)
+        units.lease.take()?.close()
     }
 
     /// Ends the lease, and forgets its units and those of a lease that is being fetched, since a reset deletes them. No
@@ -238,26 +231,10 @@ impl HotIdentity {
     }
 
     /// Closes the lease if it has been over for so long that its successor should have arrived.
-    pub(super) fn close_overdue(self: &Arc<Self>, now: Duration) -> Option<Unspent> {
-        let mut units = lock(&self.units);
-        let lease = units.lease.as_ref()?;
-        lease.is_over_for(now, self.span / 4).then_some(())?;
-        self.close(&mut units)
-    }
-
-    fn close(self: &Arc<Self>, units: &mut Units) -> Option<Unspent> {
-        let settle = units.lease.take()?.close()?;
-        units.returning += 1;
-        let of = Arc::clone(self);
-        Some(Unspent { settle, of })
-    }
-
-    /// Whether units may make a check fit that the store has denied: units that can be spent here, that are on their
-    /// way, or that have arrived since there were so many `arrivals`.
-    pub(super) fn may_have_units(&self, arrivals: u64) -> bool {
-        let units = lock(&self.units);
-        let are_here = units.lease.as_ref().is_some_and(|it| it.unspent > 0);
-        are_here || !units.is_still() || units.arrivals != arrivals
+    pub(super) fn close_overdue(&self, now: Duration) -> Option<Operation> {
+        let lease = &mut lock(&self.units).lease;
+        let is_overdue = |lease: &mut Lease| lease.is_over_for(now, self.span / 4);
+        lease.take_if(is_overdue)?.close()
     }
 
     /// Whether the identity has no lease and is not worth one. Each span halves the weight of older checks.
@@ -272,7 +249,7 @@ impl HotIdentity {
         units.charged -= units.charged / 2;
         units.since += elapsed / 2;
         let is_cold = per_span < u128::from(HOT / 2);
-        units.is_dropped = is_cold && units.lease.is_none() && units.is_still();
+        units.is_dropped = is_cold && units.lease.is_none() && units.fetched.is_none();
         units.is_dropped
     }
 }
@@ -282,29 +259,9 @@ impl Units {
     pub(super) fn lease_for(&mut self, cost: u64, now: Duration) -> Option<&mut Lease> {
         self.lease.as_mut().filter(|it| it.can_pay(cost, now))
     }
-
-    /// Whether no units are on their way.
-    const fn is_still(&self) -> bool {
-        self.fetched.is_none() && self.returning == 0
-    }
 }
 
-/// The settlement that returns the unspent units of a lease. Until this is dropped, they are on their way.
-#[derive(Debug)]
-pub(super) struct Unspent {
-    pub(super) settle: Operation,
-    of: Arc<HotIdentity>,
-}
-
-impl Drop for Unspent {
-    fn drop(&mut self) {
-        let mut units = lock(&self.of.units);
-        units.returning -= 1;
-        units.arrivals += 1;
-    }
-}
-
-/// A lease that is being fetched. Until this is dropped, its units are on their way, and no other is fetched.
+/// A lease that is being fetched. Until this is dropped, no other is fetched.
 #[derive(Debug)]
 pub(super) struct Fetch {
     units: u64,
@@ -327,7 +284,7 @@ impl Fetch {
 
     /// Turns the charged units into a lease. Returns a settlement that gives them back if they cannot be spent: the
     /// answer came too late, the store's clock had stepped back, or all leases have been ended in the meantime.
-    pub(super) fn install(&self, usage: &Usage, now: Duration) -> Option<Unspent> {
+    pub(super) fn install(&self, usage: &Usage, now: Duration) -> Option<Operation> {
         let of = &self.of;
         if let Some(of_policy) = usage.policies().next() {
             of.learn(of_policy, usage.decided_at_ms(), self.sent, now);
@@ -342,14 +299,12 @@ impl Fetch {
         if is_spent {
             return None;
         }
-        of.close(&mut units)
+        units.lease.take()?.close()
     }
 }
 
 impl Drop for Fetch {
     fn drop(&mut self) {
-        let mut units = lock(&self.of.units);
-        units.fetched = None;
-        units.arrivals += 1;
+        lock(&self.of.units).fetched = None;
     }
 }

@@ -14,7 +14,7 @@ use tokio::{
 
 use self::{
     ending::EndsLeases,
-    hot::{Fetch, HotIdentity, Unspent},
+    hot::{Fetch, HotIdentity},
     table::{HotOfCheck, Table},
 };
 #[cfg(feature = "manual-clock")]
@@ -119,7 +119,7 @@ impl LeasesCore {
 
     fn check(self: &Arc<Self>, check: &Check) -> StoreFuture<Decision> {
         if !check.shadow_charges().is_empty() {
-            return self.ask(check, self.table.known(check));
+            return self.store.check(check);
         }
         let hot = self.table.find_all(check, || self.now());
         if hot.iter().all(Option::is_none) {
@@ -140,8 +140,7 @@ impl LeasesCore {
     fn spend(&self, check: &Check, hot: &HotOfCheck) -> Option<Result<Decision, StoreError>> {
         let mut places = SmallVec::<[_; 1]>::new();
         for identity in hot {
-            let (identity, _) = identity.as_ref()?;
-            places.push(identity.spendable(!places.is_empty())?);
+            places.push(identity.as_ref()?.spendable(!places.is_empty())?);
         }
         // Read after the leases were found, so that none is younger.
         let now = self.now();
@@ -160,26 +159,16 @@ impl LeasesCore {
         Some(Decision::joined(check, true, now_ms, rules, facts))
     }
 
-    /// The hot identities of an operation's check.
-    fn known(&self, operation: &Operation) -> HotOfCheck {
-        let check = operation.check();
-        check.map_or_else(HotOfCheck::new, |check| self.table.known(check))
-    }
-
     /// Lets the store decide, and learns from its decision.
     fn ask(&self, check: &Check, hot: HotOfCheck) -> StoreFuture<Decision> {
-        if hot.iter().all(Option::is_none) {
-            return self.store.check(check);
-        }
         let (sent, now) = (self.now(), Arc::clone(&self.now));
-        self.store.check(check).map(move |mut decision| {
+        self.store.check(check).map(move |decision| {
             let usage = decision.usage();
             for (hot, of_policy) in hot.iter().zip(usage.policies()) {
-                if let Some((hot, _)) = hot {
+                if let Some(hot) = hot {
                     hot.learn(of_policy, usage.decided_at_ms(), sent, now());
                 }
             }
-            note_units(&hot, Some(&mut decision));
             decision
         })
     }
@@ -189,8 +178,8 @@ impl LeasesCore {
         let now = self.now();
         let each = || hot.iter().flatten().zip(check.charges());
         let all_can = hot.iter().all(Option::is_some)
-            && each().all(|((hot, _), charge)| charge.cost() > 0 && !hot.is_paused(now));
-        for ((hot, _), charge) in each().filter(|_| all_can) {
+            && each().all(|(hot, charge)| charge.cost() > 0 && !hot.is_paused(now));
+        for (hot, charge) in each().filter(|_| all_can) {
             if let Some(fetch) = hot.begin(charge.cost(), now) {
                 let (this, call) = (Arc::clone(self), self.store.call(fetch.operations()));
                 // In the background, because a caller that leaves must not lose the units.
@@ -210,7 +199,7 @@ impl LeasesCore {
         match decision {
             Decision::Allowed(usage) => {
                 if let Some(unspent) = fetch.install(&usage, now) {
-                    within(PATIENCE, self.store.execute(unspent.settle.clone())).await;
+                    within(PATIENCE, self.store.execute(unspent)).await;
                 }
             }
             Decision::Denied(_) | Decision::Blocked(_) => fetch.of.pause(now),
@@ -224,13 +213,11 @@ impl LeasesCore {
 
     /// Returns unspent units in the background, one call for each: behind a proxy, identities may be on different
     /// servers.
-    fn give_back(&self, all: impl Iterator<Item = Unspent>) {
+    fn give_back(&self, all: impl Iterator<Item = Operation>) {
         for unspent in all {
-            let settled = self.store.execute(unspent.settle.clone());
-            self.background.finish(async move {
-                within(PATIENCE, settled).await;
-                drop(unspent);
-            });
+            let settled = self.store.execute(unspent);
+            let settled = async { drop(within(PATIENCE, settled).await) };
+            self.background.finish(settled);
         }
     }
 
@@ -249,17 +236,6 @@ impl LeasesCore {
         let overdue = all.iter().filter_map(|hot| hot.close_overdue(now));
         self.give_back(overdue.take(MAX_TOGETHER));
         self.table.retain(|hot| !hot.cool(now))
-    }
-}
-
-/// Forbids to repeat a denial if units of this process may make the check fit sooner.
-fn note_units(hot: &HotOfCheck, decision: Option<&mut Decision>) {
-    let mut hot = hot.iter().flatten();
-    if let Some(denied @ Decision::Denied(_)) = decision
-        && hot.any(|(hot, arrivals)| hot.may_have_units(*arrivals))
-    {
-        let usage = denied.usage_mut();
-        usage.note(|facts| facts.origin = Origin::StoreWithLeases);
     }
 }
 
@@ -283,25 +259,13 @@ impl Store for Leases {
         if let Operation::Check(check) = &operation {
             return self.core.check(check).map(Reply::Check);
         }
-        let hot = self.core.known(&operation);
         let ending = EndsLeases::of(&self.core, slice::from_ref(&operation));
-        self.core.store.execute(operation).map(move |mut reply| {
-            note_units(&hot, reply.last_decision());
-            drop(ending);
-            reply
-        })
+        ending.until(self.core.store.execute(operation))
     }
 
     fn call(&self, operations: Vec<Operation>) -> CallFuture {
-        let hot: Vec<_> = operations.iter().map(|it| self.core.known(it)).collect();
         let ending = EndsLeases::of(&self.core, &operations);
-        self.core.store.call(operations).map(move |mut results| {
-            for (result, hot) in results.iter_mut().zip(&hot) {
-                note_units(hot, result.as_mut().ok().and_then(Reply::last_decision));
-            }
-            drop(ending);
-            results
-        })
+        ending.until(self.core.store.call(operations))
     }
 
     fn inner(&self) -> Option<&dyn Store> {

@@ -33,10 +33,7 @@ pub(super) struct Table {
 }
 
 /// The hot identity of each charge of a check; `None` for a charge that is not hot.
-pub(super) type HotOfCheck = SmallVec<[Option<Seen>; 1]>;
-
-/// A hot identity, and how often units had arrived before the store was asked.
-pub(super) type Seen = (Arc<HotIdentity>, u64);
+pub(super) type HotOfCheck = SmallVec<[Option<Arc<HotIdentity>>; 1]>;
 
 impl Table {
     pub(super) fn new() -> Self {
@@ -47,12 +44,14 @@ impl Table {
     }
 
     /// The hot identity of a charge, after this check was counted.
-    fn find(&self, charge: &Charge, now: impl FnOnce() -> Duration) -> Option<Seen> {
+    fn find(&self, charge: &Charge, now: impl FnOnce() -> Duration) -> Option<Arc<HotIdentity>> {
         let span = span(charge.policy())?;
         let hash = self.hot.hash((charge.policy().name(), charge.key()));
         if let Some(hot) = self.hot.read(hash, Arc::clone) {
             // That of other rules cools down, and makes room.
-            return seen(hot, charge, charge.cost());
+            let hot = Some(hot).filter(|hot| hot.is_of(charge))?;
+            hot.count(charge.cost());
+            return Some(hot);
         }
         if charge.cost() == 0 || is_too_large(charge) {
             return None;
@@ -64,7 +63,8 @@ impl Table {
         // A full set makes no room: identities leave when they cool down, and until then the store decides about this
         // one.
         let hot = || Arc::new(HotIdentity::new(charge, span, now));
-        seen(self.hot.get_or_insert(hash, hot)?, charge, 0)
+        let hot = self.hot.get_or_insert(hash, hot);
+        hot.filter(|hot| hot.is_of(charge))
     }
 
     /// Counts a check of an identity. Returns the number of its checks in this span.
@@ -88,13 +88,6 @@ impl Table {
     pub(super) fn find_all(&self, check: &Check, now: impl Fn() -> Duration) -> HotOfCheck {
         let charges = check.charges().iter();
         charges.map(|charge| self.find(charge, &now)).collect()
-    }
-
-    /// The hot identities of a check, without counting it.
-    pub(super) fn known(&self, check: &Check) -> HotOfCheck {
-        let charges = check.charges().iter();
-        let known = charges.map(|it| seen(self.of(it.policy(), it.key())?, it, 0));
-        known.collect()
     }
 
     /// The hot identity of a key under a policy of this name.
@@ -122,14 +115,6 @@ impl Table {
         });
         kept
     }
-}
-
-/// The hot identity of this charge, in which its cost is counted.
-fn seen(hot: Arc<HotIdentity>, charge: &Charge, cost: u64) -> Option<Seen> {
-    hot.is_of(charge).then(|| {
-        let arrivals = hot.count(cost);
-        (hot, arrivals)
-    })
 }
 
 #[cfg(test)]

@@ -216,23 +216,16 @@ async fn exhausted(world: &World, charge: &Charge) -> Limiter {
 }
 
 #[tokio::test]
-async fn a_denial_is_not_repeated_when_a_lease_comes_that_was_on_its_way() {
-    let (world, alice, _) = World::with_a_lease_on_its_way().await;
-    let limiter = exhausted(&world, &alice[0]).await;
-    assert!(!limiter.check(alice.clone()).await.unwrap().is_allowed());
-    world.holds.answers.notify_waiters();
-    others_run().await;
-    assert!(limiter.check(alice.clone()).await.unwrap().is_allowed());
-}
-
-#[tokio::test]
-async fn a_denial_is_not_repeated_when_what_was_unspent_has_been_returned() {
+async fn units_that_come_back_end_a_repeated_denial_within_a_second() {
     let (world, alice, _) = World::warm(RULES, 1).await;
     let limiter = exhausted(&world, &alice[0]).await;
     // The lease is over, and has not been returned yet.
     world.clock.set(world.next_second());
     assert!(!limiter.check(alice.clone()).await.unwrap().is_allowed());
     world.leases.return_unspent().await;
+    let repeated = limiter.check(alice.clone()).await.unwrap();
+    assert!(!repeated.is_allowed() && repeated.usage().is_cached());
+    world.clock.advance(Duration::from_millis(1_001));
     assert!(limiter.check(alice.clone()).await.unwrap().is_allowed());
 }
 
