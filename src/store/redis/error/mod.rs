@@ -1,6 +1,6 @@
 //! Translates an error of Redis for the caller.
 
-use std::{error::Error, fmt, io, sync::Arc};
+use std::{borrow::Cow, error::Error, fmt, io, sync::Arc};
 
 use redis::{ErrorKind, RedisError};
 
@@ -40,34 +40,22 @@ pub(super) fn reply_error(error: &RedisError) -> StoreError {
     store_error(error)
 }
 
-/// A redis-rs error without its texts.
+/// A redis-rs error without its texts: a command that the user has no right to run, or that the server does not offer; a
+/// name that is not found; the words of a source of credentials; or the kind of the error.
 #[derive(Debug)]
-enum Cause {
-    Io(io::ErrorKind),
-    Redis(ErrorKind),
-    /// A command that the user has no right to run, or that the server does not offer; a name that is not found; or the words
-    /// of a source of credentials.
-    Text(String),
-    /// A wrong user or password.
-    Authentication,
-}
+struct Cause(Cow<'static, str>);
 
 impl Cause {
     fn of(error: &RedisError) -> Self {
         if let Some(command) = missing_right(error) {
-            return Self::Text(format!("the right `+{command}` is missing"));
+            return Self(format!("the right `+{command}` is missing").into());
         }
         if code(error) == Some(FORBIDDEN) {
             let command = error.detail().and_then(quoted);
-            let command = command.map(|command| format!("the command `{command}`"));
-            return Self::Text(command.unwrap_or_else(|| CALLED.to_owned()));
+            return Self(command.map_or(CALLED.into(), |it| format!("the command `{it}`").into()));
         }
         if let (Some(NO_CREDENTIALS), Some(text)) = (code(error), error.detail()) {
-            return Self::Text(text.to_owned());
-        }
-        let refused = matches!(code(error), Some("NOAUTH" | "WRONGPASS"));
-        if refused || error.kind() == ErrorKind::AuthenticationFailed {
-            return Self::Authentication;
+            return Self(text.to_owned().into());
         }
         // redis-rs keeps the cause behind an `Arc`.
         let io = error.source().and_then(|source| {
@@ -76,28 +64,25 @@ impl Cause {
                 None => source.downcast_ref(),
             }
         });
-        match io {
-            // It has no kind of its own.
-            Some(io) if io.to_string().starts_with("failed to lookup address") => {
-                Self::Text("the name of the host is not known".to_owned())
+        let refused = matches!(code(error), Some("NOAUTH" | "WRONGPASS"));
+        Self(match (io, error.kind()) {
+            (_, kind) if refused || kind == ErrorKind::AuthenticationFailed => {
+                "the authentication failed".into()
             }
-            Some(io) => Self::Io(io.kind()),
-            None => Self::Redis(error.kind()),
-        }
+            // It has no kind of its own.
+            (Some(io), _) if io.to_string().starts_with("failed to lookup address") => {
+                "the name of the host is not known".into()
+            }
+            (Some(io), _) => io.kind().to_string().into(),
+            (_, ErrorKind::Server(_) | ErrorKind::Extension) => "error reply of the server".into(),
+            (_, kind) => format!("{kind:?}").into(),
+        })
     }
 }
 
 impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Io(kind) => kind.fmt(f),
-            Self::Redis(ErrorKind::Server(_) | ErrorKind::Extension) => {
-                f.write_str("error reply of the server")
-            }
-            Self::Authentication => f.write_str("the authentication failed"),
-            Self::Redis(kind) => write!(f, "{kind:?}"),
-            Self::Text(text) => f.write_str(text),
-        }
+        f.write_str(&self.0)
     }
 }
 
