@@ -42,35 +42,20 @@ struct SlabState<A> {
 }
 
 struct Seat<A> {
-    stage: Stage<A>,
+    /// Who holds the seat.
+    has_caller: bool,
+    has_call: bool,
+    is_sent: bool,
+    /// Whether the deadline has passed, and whether the caller is yet to learn of that.
+    is_late: bool,
+    tells_late: bool,
+    answer: Option<A>,
     /// The task of the caller.
     caller: Option<Waker>,
     /// The task of the call, which ends when all its callers have left.
     call: Option<Waker>,
     /// When the keeper cuts off the wait.
     deadline: Option<Instant>,
-}
-
-enum Stage<A> {
-    Free,
-    Queued,
-    Sent,
-    /// It was sent, and the deadline has passed. The caller learns of that once.
-    Late {
-        is_known: bool,
-    },
-    /// Only the caller holds the seat.
-    Answered(A),
-    /// Only the caller holds the seat.
-    Lost {
-        is_unsent: bool,
-    },
-    /// It is never sent. The call may hold the seat, too.
-    TooLate {
-        has_call: bool,
-    },
-    /// Only the call holds the seat.
-    Left,
 }
 
 /// The one that looks after the deadlines.
@@ -110,7 +95,12 @@ impl<A> Slab<A> {
         let mut state = self.lock();
         let (begins, hurried) = deadline.map_or((false, None), |at| state.watch(at));
         let seat = Seat {
-            stage: Stage::Queued,
+            has_caller: true,
+            has_call: true,
+            is_sent: false,
+            is_late: false,
+            tells_late: false,
+            answer: None,
             caller: Some(caller),
             call: None,
             deadline,
@@ -135,25 +125,20 @@ impl<A> Slab<A> {
         let _dropped_without_lock;
         let mut state = self.lock();
         let seat = &mut state.seats[number];
-        let end = match mem::replace(&mut seat.stage, Stage::Free) {
-            Stage::Answered(answer) => End::Answered(answer),
-            Stage::Lost { is_unsent } => End::Lost { is_unsent },
-            Stage::TooLate { has_call } => {
-                if has_call {
-                    seat.stage = Stage::Left;
-                }
-                End::Late { is_unsent: true }
-            }
-            Stage::Late { is_known: false } => {
-                seat.stage = Stage::Late { is_known: true };
-                return Poll::Ready(End::Late { is_unsent: false });
-            }
-            stage => {
-                seat.stage = stage;
-                _dropped_without_lock = note(&mut seat.caller, caller);
-                return Poll::Pending;
-            }
+        let end = if let Some(answer) = seat.answer.take() {
+            End::Answered(answer)
+        } else if seat.is_over() {
+            End::Late { is_unsent: true }
+        } else if !seat.has_call {
+            let is_unsent = !seat.is_sent;
+            End::Lost { is_unsent }
+        } else if mem::take(&mut seat.tells_late) {
+            return Poll::Ready(End::Late { is_unsent: false });
+        } else {
+            _dropped_without_lock = note(&mut seat.caller, caller);
+            return Poll::Pending;
         };
+        seat.has_caller = false;
         state.free_if_empty(number);
         Poll::Ready(end)
     }
@@ -163,21 +148,16 @@ impl<A> Slab<A> {
     pub(super) fn is_never_sent(&self, number: usize) -> bool {
         let mut state = self.lock();
         let seat = &mut state.seats[number];
-        match seat.stage {
-            Stage::Queued | Stage::TooLate { .. } | Stage::Lost { is_unsent: true } => {
-                Self::leave_locked(state, number);
-                true
-            }
-            Stage::Sent | Stage::Late { .. } => {
-                seat.stage = Stage::Late { is_known: true };
-                seat.deadline = None;
-                let call = seat.call.take();
-                drop(state);
-                wake(call);
-                false
-            }
-            _ => false,
+        let is_unsent = !seat.is_sent && seat.answer.is_none();
+        if is_unsent {
+            Self::leave_locked(state, number);
+        } else {
+            (seat.is_late, seat.tells_late, seat.deadline) = (true, false, None);
+            let call = seat.call.take();
+            drop(state);
+            wake(call);
         }
+        is_unsent
     }
 
     /// Gives up the caller's hold.
@@ -187,20 +167,12 @@ impl<A> Slab<A> {
 
     fn leave_locked(mut state: MutexGuard<'_, SlabState<A>>, number: usize) {
         let seat = &mut state.seats[number];
-        let before = mem::replace(&mut seat.stage, Stage::Free);
-        let has_call = match before {
-            Stage::Queued | Stage::Sent | Stage::Late { .. } => true,
-            Stage::TooLate { has_call } => has_call,
-            _ => false,
-        };
-        if has_call {
-            seat.stage = Stage::Left;
-        }
-        let (caller, call) = (seat.caller.take(), seat.call.take());
+        seat.has_caller = false;
+        let (answer, caller, call) = (seat.answer.take(), seat.caller.take(), seat.call.take());
         state.free_if_empty(number);
         // Without the lock: these may run any code.
         drop(state);
-        drop((before, caller));
+        drop((answer, caller));
         wake(call);
     }
 
@@ -209,13 +181,14 @@ impl<A> Slab<A> {
         let _dropped_without_lock;
         let mut state = self.lock();
         let seat = &mut state.seats[number];
-        let is_wanted = matches!(seat.stage, Stage::Queued);
-        if is_wanted {
-            seat.stage = Stage::Sent;
-        } else {
-            _dropped_without_lock = state.release(number);
+        seat.is_sent = !seat.is_over();
+        seat.has_call = seat.is_sent;
+        let is_sent = seat.is_sent;
+        if !is_sent {
+            _dropped_without_lock = seat.call.take();
+            state.free_if_empty(number);
         }
-        is_wanted
+        is_sent
     }
 
     /// Whether no caller waits for the answer in time; if one does, wakes the task of the call then. `Ready` is whether
@@ -224,44 +197,39 @@ impl<A> Slab<A> {
         let _dropped_without_lock;
         let mut state = self.lock();
         let seat = &mut state.seats[number];
-        match seat.stage {
-            Stage::Queued | Stage::Sent => {
-                _dropped_without_lock = note(&mut seat.call, call);
-                Poll::Pending
-            }
-            Stage::Late { .. } => {
-                _dropped_without_lock = note(&mut seat.call, call);
-                Poll::Ready(false)
-            }
-            _ => Poll::Ready(true),
+        if seat.is_over() {
+            return Poll::Ready(true);
+        }
+        _dropped_without_lock = note(&mut seat.call, call);
+        match seat.is_late {
+            true => Poll::Ready(false),
+            false => Poll::Pending,
         }
     }
 
     /// Answers the caller, and gives up the hold of the call.
     pub(super) fn answer(&self, number: usize, answer: A) {
-        self.end(number, |_| Stage::Answered(answer));
+        self.end(number, Some(answer));
     }
 
     /// Gives up the hold of the call without an answer.
     pub(super) fn lose(&self, number: usize) {
-        self.end(number, |stage| Stage::Lost {
-            is_unsent: matches!(stage, Stage::Queued),
-        });
+        self.end(number, None);
     }
 
-    fn end(&self, number: usize, end: impl FnOnce(&Stage<A>) -> Stage<A>) {
+    fn end(&self, number: usize, mut answer: Option<A>) {
         let mut state = self.lock();
         let seat = &mut state.seats[number];
-        if !matches!(seat.stage, Stage::Queued | Stage::Sent | Stage::Late { .. }) {
-            let call = state.release(number);
-            drop(state);
-            drop(call); // without the lock, and then the answer: they may run any code
-            return;
+        seat.has_call = false;
+        let (mut caller, call) = (None, seat.call.take());
+        if !seat.is_over() {
+            seat.answer = answer.take();
+            caller = seat.caller.take();
         }
-        seat.stage = end(&seat.stage);
-        let (caller, call) = (seat.caller.take(), seat.call.take());
+        state.free_if_empty(number);
+        // Without the lock: these may run any code.
         drop(state);
-        drop(call);
+        drop((answer, call));
         wake(caller);
     }
 
@@ -280,17 +248,15 @@ impl<A> Slab<A> {
         let SlabState { seats, keeper, .. } = &mut *state;
         let (mut wakers, mut next) = (Wakers::new(), None::<Instant>);
         for seat in seats {
-            let Some(deadline) = seat.deadline.filter(|_| seat.is_awaited()) else {
+            let is_awaited = seat.has_caller && seat.has_call && !seat.is_late;
+            let Some(deadline) = seat.deadline.filter(|_| is_awaited) else {
                 continue;
             };
             if deadline > now {
                 next = Some(next.map_or(deadline, |next| next.min(deadline)));
                 continue;
             }
-            seat.stage = match seat.stage {
-                Stage::Queued => Stage::TooLate { has_call: true },
-                _ => Stage::Late { is_known: false },
-            };
+            (seat.is_late, seat.tells_late) = (true, true);
             wakers.extend([seat.caller.take(), seat.call.take()].into_iter().flatten());
         }
         match (next, &mut *keeper) {
@@ -310,8 +276,9 @@ impl<A> Slab<A> {
 type Wakers = SmallVec<[Waker; 8]>;
 
 impl<A> Seat<A> {
-    const fn is_awaited(&self) -> bool {
-        matches!(self.stage, Stage::Queued | Stage::Sent)
+    /// Whether the caller takes no answer: it has left, or came too late to be sent.
+    const fn is_over(&self) -> bool {
+        !self.has_caller || self.is_late && !self.is_sent
     }
 }
 
@@ -332,20 +299,8 @@ impl<A> SlabState<A> {
         }
     }
 
-    /// Gives up the hold of the call on a seat that no caller waits in. Returns the task of the call.
-    fn release(&mut self, number: usize) -> Option<Waker> {
-        let seat = &mut self.seats[number];
-        let call = seat.call.take();
-        match &mut seat.stage {
-            Stage::TooLate { has_call } => *has_call = false,
-            stage => *stage = Stage::Free,
-        }
-        self.free_if_empty(number);
-        call
-    }
-
     fn free_if_empty(&mut self, number: usize) {
-        if matches!(self.seats[number].stage, Stage::Free) {
+        if !self.seats[number].has_caller && !self.seats[number].has_call {
             self.free.push(number);
             if self.free.len() == self.seats.len() && self.seats.len() > MOST_FREE {
                 (self.seats, self.free) = (Vec::new(), Vec::new());
