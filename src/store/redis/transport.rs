@@ -1,13 +1,11 @@
 //! [`Transport`]: the way to the server, or to the nodes of a cluster. Each runtime has its own.
 
-use std::{io, sync::Arc, time::Duration};
+use std::{io, sync::Arc};
 
 use redis::{Cmd, RedisError, RedisResult, Value};
 
 #[cfg(feature = "cluster")]
 use super::cluster::{Cluster, Node};
-#[cfg(feature = "cluster")]
-use super::connection::LOST_AFTER;
 use super::{
     by_runtime::ByRuntime,
     connection::{Connection, ReconnectingConnection, Reply, SingleServer},
@@ -110,15 +108,6 @@ impl Transport {
             return cluster.address_of(redis::cluster_routing::Slot::for_key(routing_key));
         }
         None
-    }
-
-    /// How long to wait for a reply before dropping the connection, so that later callers get a new one.
-    pub(super) fn give_up_after(&self) -> Duration {
-        match self {
-            Self::Server(connection) => connection.lost_after(),
-            #[cfg(feature = "cluster")]
-            Self::Cluster(_) => LOST_AFTER,
-        }
     }
 
     /// Waits for a connection to the server of this key.

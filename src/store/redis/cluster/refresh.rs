@@ -1,12 +1,15 @@
 //! Refreshes the topology beside the traffic.
 
-use std::{sync::Arc, time::Duration};
+use std::{future::ready, sync::Arc, time::Duration};
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use redis::RedisResult;
 
 use super::{Cluster, node::Range, nodes::owners, unserved};
-use crate::store::redis::connection::{CONNECT_TIMEOUT, within};
+use crate::store::redis::{
+    background,
+    connection::{CONNECT_TIMEOUT, within},
+};
 
 /// Between two refreshes: a process asks a cluster in trouble at most 20 times a second.
 pub(super) const REFRESH_PAUSE: Duration = Duration::from_millis(50);
@@ -56,7 +59,11 @@ impl Cluster {
                 return Err(why);
             }
             match tokio::time::timeout(HEDGE, asked.next()).await {
-                Ok(Some(Ok(ranges))) if !ranges.is_empty() => return Ok(ranges),
+                Ok(Some(Ok(ranges))) if !ranges.is_empty() => {
+                    // A node that was asked in vain would seem lost.
+                    background::spawn(asked.for_each(|_| ready(())));
+                    return Ok(ranges);
+                }
                 Ok(Some(Err(error))) => why = error,
                 _ => {}
             }

@@ -1,10 +1,7 @@
 //! [`ConnectionHealth`]: judges a connection by its replies.
 
 use std::{
-    sync::atomic::{
-        AtomicBool, AtomicU64,
-        Ordering::{Acquire, Relaxed, Release},
-    },
+    sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     time::Duration,
 };
 
@@ -46,8 +43,7 @@ impl ConnectionHealth {
     /// Records that a command is about to be sent, and returns the time.
     pub(super) fn sent(&self) -> u64 {
         let now = self.now();
-        // A caller that sees the zero of `received` also sees the writes before it: see `Connection::probe`.
-        let _ = self.sent.compare_exchange(0, now, Acquire, Relaxed);
+        let _ = self.sent.compare_exchange(0, now, Relaxed, Relaxed);
         now
     }
 
@@ -60,7 +56,7 @@ impl ConnectionHealth {
             let now = self.now();
             self.measure(now.saturating_sub(sent));
             self.received.store(now, Relaxed);
-            self.sent.store(0, Release);
+            self.sent.store(0, Relaxed);
         }
         result
     }

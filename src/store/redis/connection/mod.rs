@@ -24,10 +24,7 @@ mod timeout;
 
 use std::{
     fmt,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
+    sync::Arc,
     task::{Context, Poll, Waker},
 };
 
@@ -35,9 +32,9 @@ use redis::{
     Cmd, RedisResult, Value,
     aio::{ConnectionLike, MultiplexedConnection},
 };
-use tokio::{runtime::Handle, sync::oneshot, task::yield_now};
+use tokio::{sync::oneshot, task::yield_now};
 
-use super::{background, error::is_turned_away};
+use super::error::is_turned_away;
 use health::ConnectionHealth;
 
 #[cfg(feature = "cluster")]
@@ -75,10 +72,6 @@ impl fmt::Debug for SingleServer {
 pub(super) struct Connection {
     multiplexed: MultiplexedConnection,
     health: ConnectionHealth,
-    /// Whether a [probe](Self::probe) waits for its reply.
-    probing: AtomicBool,
-    /// The runtime of the probes, because a caller may leave outside of any runtime.
-    runtime: Handle,
     /// Dropped with this: then its credentials are no longer renewed.
     _is_kept: Option<oneshot::Sender<()>>,
 }
@@ -86,10 +79,6 @@ pub(super) struct Connection {
 impl Connection {
     /// Waits for a first answer, since the system accepts connections for a server that is stopped. An error reply is
     /// enough, unless the server lets no client in.
-    ///
-    /// # Panics
-    ///
-    /// Outside of a runtime.
     async fn answering(
         mut multiplexed: MultiplexedConnection,
         is_kept: Option<oneshot::Sender<()>>,
@@ -102,34 +91,35 @@ impl Connection {
             _ => Ok(Self {
                 multiplexed,
                 health,
-                probing: AtomicBool::new(false),
-                runtime: Handle::current(),
                 _is_kept: is_kept,
             }),
         }
     }
 
     /// Sends one command, once.
-    pub(super) async fn send(self: &Arc<Self>, cmd: &Cmd) -> RedisResult<Value> {
+    ///
+    /// A caller that leaves before the reply cannot tell that there was one: if no other command is answered within
+    /// [`LOST_AFTER`](timeout::LOST_AFTER), the next replaces the connection.
+    pub(super) async fn send(&self, cmd: &Cmd) -> RedisResult<Value> {
         let mut multiplexed = self.multiplexed.clone();
-        let caller = Caller::sends(self);
+        let sent = self.health.sent();
         let reply = multiplexed.send_packed_command(cmd).await;
-        caller.receives(reply)
+        self.health.received(sent, reply)
     }
 
     /// Sends these commands together. You get an error reply as one of the replies.
     pub(super) async fn send_all(
-        self: &Arc<Self>,
+        &self,
         cmds: &redis::Pipeline,
     ) -> RedisResult<Vec<RedisResult<Value>>> {
         let mut multiplexed = self.multiplexed.clone();
-        let caller = Caller::sends(self);
+        let sent = self.health.sent();
         let replies = multiplexed.send_packed_commands(cmds, 0, cmds.len());
         let (reply, replies) = match replies.await {
             Ok(replies) => (Ok(Value::Okay), replies),
             Err(error) => (Err(error), Vec::new()),
         };
-        caller.receives(reply)?;
+        self.health.received(sent, reply)?;
         Ok(replies.into_iter().map(Value::extract_error).collect())
     }
 
@@ -144,59 +134,6 @@ impl Connection {
 
     async fn is_usable(&self) -> bool {
         self.is_surely_usable() || !self.is_lost() && is_open(&mut self.multiplexed.clone()).await
-    }
-
-    /// Finds out in place of callers that left whether the server still answers. Replies come in the order of their
-    /// commands, so a reply to this PING means that all commands before it were answered.
-    ///
-    /// Only one probe runs at a time. `probing` is cleared before the reply is recorded, so a caller that sends after
-    /// that and leaves starts another probe.
-    fn probe(self: &Arc<Self>) {
-        if self.probing.swap(true, Relaxed) {
-            return;
-        }
-        let this = Arc::clone(self);
-        background::spawn_in(&self.runtime, async move {
-            let mut multiplexed = this.multiplexed.clone();
-            let ping = redis::cmd("PING");
-            let sent = this.health.sent();
-            let reply = multiplexed.send_packed_command(&ping);
-            let reply = tokio::time::timeout(this.health.lost_after(), reply).await;
-            this.probing.store(false, Relaxed);
-            if let Ok(reply) = reply {
-                let _ = this.health.received(sent, reply);
-            }
-        });
-    }
-}
-
-/// A caller that waits for a reply. If the caller leaves first, a [probe](Connection::probe) stands in.
-struct Caller<'a> {
-    connection: &'a Arc<Connection>,
-    sent: u64,
-    waiting: bool,
-}
-
-impl<'a> Caller<'a> {
-    fn sends(connection: &'a Arc<Connection>) -> Self {
-        Self {
-            connection,
-            sent: connection.health.sent(),
-            waiting: true,
-        }
-    }
-
-    fn receives(mut self, reply: RedisResult<Value>) -> RedisResult<Value> {
-        self.waiting = false;
-        self.connection.health.received(self.sent, reply)
-    }
-}
-
-impl Drop for Caller<'_> {
-    fn drop(&mut self) {
-        if self.waiting {
-            self.connection.probe();
-        }
     }
 }
 

@@ -113,14 +113,6 @@ impl ReconnectingConnection {
         }
     }
 
-    /// How long the server may be silent before the connection is lost.
-    pub(in crate::store::redis) fn lost_after(&self) -> Duration {
-        match &self.attempt.latest().outcome {
-            Some(Ok(connection)) => connection.health.lost_after(),
-            _ => LOST_AFTER,
-        }
-    }
-
     /// The connection, if a reply is so recent that no look at the socket is needed.
     fn surely_usable(&self) -> Option<Arc<Connection>> {
         match &self.attempt.latest().outcome {

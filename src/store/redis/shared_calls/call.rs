@@ -20,7 +20,7 @@ use crate::{
         key::Key,
     },
     store::{Operation, Reply, sent::Sent},
-    timer::LazySleep,
+    timer::{self, LazySleep},
 };
 
 /// The work of one charge. That of an id of a slot is 1.
@@ -207,8 +207,8 @@ impl SharedCall {
         self.seen |= trace;
     }
 
-    /// Waits for a connection, and then sends the operations of the callers that still wait. Returns with the reply, or as
-    /// soon as all callers have left.
+    /// Waits for a connection, and then sends the operations of the callers that still wait. Returns with the reply, if not
+    /// all callers have left.
     ///
     /// `place` is the place of the call among those in flight. It is dropped as soon as no caller waits for the reply in
     /// time, or after `longest`: then other calls go over another connection.
@@ -238,9 +238,14 @@ impl SharedCall {
         if operations.is_empty() {
             return Returned::default();
         }
-        let reply = pin!(execute(connection, operations));
-        match wait(&waiters, &mut place, end, reply).await {
-            None => Returned::default(),
+        let mut reply = pin!(execute(connection, operations));
+        match wait(&waiters, &mut place, end, reply.as_mut()).await {
+            None => {
+                drop(waiters);
+                // The reply shows that the connection is not lost.
+                timer::within(longest, reply).await;
+                Returned::default()
+            }
             Some(Ok(replies)) => Returned { replies, waiters },
             Some(Err(error)) => Returned::failed(error, waiters),
         }

@@ -20,7 +20,7 @@ mod sync {
     pub(super) use std::sync::*;
 }
 
-use std::{sync::Arc, task::Waker};
+use std::{sync::Arc, task::Waker, time::Duration};
 
 use tokio::{runtime::Handle, time::Instant};
 
@@ -33,6 +33,10 @@ use call::{Request, Seat, SharedCall, Waiter};
 use call_queue::CallQueue;
 pub(super) use call_queues::CallQueues;
 use queued::NotEntered;
+
+/// How long a call keeps its place among those in flight, and is waited for when its callers have left: time to connect,
+/// and to lose that connection.
+const LONGEST: Duration = Duration::from_secs(1);
 
 /// The seats of all callers of a store in one runtime.
 type Slab = slab::Slab<Result<Reply, StoreError>>;
@@ -61,14 +65,12 @@ impl SharedCalls {
                 routing_key,
                 ..
             } = &*calls;
-            // Time to connect, and to lose that connection.
-            let longest = 2 * transport.give_up_after();
             let connect = async {
                 let route = transport.reach(routing_key).await;
                 route.map_err(|error| unreached(&error))
             };
             let execute = |route, operations| store.execute_over(route, operations);
-            call.send(place, longest, connect, execute).await.answer();
+            call.send(place, LONGEST, connect, execute).await.answer();
         });
         background::spawn_in(&self.runtime, task);
     }
