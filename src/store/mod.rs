@@ -336,6 +336,14 @@ impl StoreFuture<Reply> {
     }
 }
 
+#[cfg(feature = "redis")]
+impl CallFuture {
+    /// The reply to the only operation of the call.
+    pub(crate) fn only(self) -> StoreFuture<Reply> {
+        self.then(|replies| replies?.pop().unwrap_or(Err(ANOTHER_REPLY)))
+    }
+}
+
 pub(crate) const ANOTHER_REPLY: StoreError =
     StoreError::protocol("the store answered another operation");
 

@@ -23,9 +23,9 @@ use crate::{
         check::Check,
         decision::Decision,
         error::StoreError,
-        operation::{Operation, Reply},
+        operation::Operation,
     },
-    store::StoreFuture,
+    store::{CallFuture, StoreFuture},
     timer::within,
     warning::{self, Quiet},
 };
@@ -63,12 +63,7 @@ impl RedisStore {
     /// Updates the index, and then makes the call; if the call only unblocks, updates the index after its success.
     ///
     /// An index on a slow node holds up the call for a short time only.
-    pub(super) fn with_index<T: Send + 'static>(
-        &self,
-        index: IndexUpdate,
-        mut answer: StoreFuture<T>,
-        is_done: fn(&T) -> bool,
-    ) -> StoreFuture<T> {
+    pub(super) fn with_index(&self, index: IndexUpdate, mut answer: CallFuture) -> CallFuture {
         if index.operations.is_empty() {
             return answer;
         }
@@ -80,7 +75,10 @@ impl RedisStore {
                 return answer.await;
             }
             let answer = answer.await;
-            if answer.as_ref().is_ok_and(is_done) {
+            if answer
+                .as_ref()
+                .is_ok_and(|all| all.iter().all(Result::is_ok))
+            {
                 noted(write).await;
             }
             answer
@@ -142,9 +140,4 @@ fn latest_end_ms(request: &BlockRequest, now_ms: u64) -> u64 {
         _ => 0,
     };
     ends_ms.saturating_add(longest)
-}
-
-/// Whether each operation of a call was done.
-pub(super) fn are_done(results: &[Result<Reply, StoreError>]) -> bool {
-    results.iter().all(Result::is_ok)
 }

@@ -1,8 +1,6 @@
 //! [`RedisStore`] as a [`Store`]: which way each operation takes.
 
-use std::slice;
-
-use super::{RedisStore, block_index::are_done, connection::reconnects};
+use super::{RedisStore, connection::reconnects};
 #[cfg(feature = "cluster")]
 use crate::domain::operation::answer_of;
 #[cfg(doc)]
@@ -46,12 +44,10 @@ impl Store for RedisStore {
             Operation::Publish(policies) => self
                 .publish_all(policies)
                 .map(|()| Reply::Publish(reconnects())),
-            of_keys => {
-                let index = Self::index_update(slice::from_ref(&of_keys), |look| {
-                    self.check_one_hash_slot(look)
-                });
-                self.with_index(index, self.execute_one(of_keys, None, Some), |_| true)
-            }
+            blocks @ (Operation::Block { .. }
+            | Operation::Ban { .. }
+            | Operation::Unblock { .. }) => self.call(vec![blocks]).only(),
+            of_keys => self.execute_one(of_keys, None, Some),
         }
     }
 
@@ -64,9 +60,7 @@ impl Store for RedisStore {
             return one_by_one(self, operations);
         }
         let index = Self::index_update(&operations, |look| self.check_one_hash_slot(look));
-        self.with_index(index, self.call_one_hash_slot(operations), |all| {
-            are_done(all)
-        })
+        self.with_index(index, self.call_one_hash_slot(operations))
     }
 
     fn fails_apart(&self) -> bool {

@@ -19,7 +19,6 @@ use tokio::sync::oneshot;
 
 use super::{
     RedisStore, background,
-    block_index::are_done,
     by_runtime::ByRuntime,
     error::{NO_RUNTIME, SHUT_DOWN},
 };
@@ -32,7 +31,7 @@ use crate::{
         error::{StoreError, StoreErrorKind},
         operation::{Operation, Reply, answer_of},
     },
-    store::{ANOTHER_REPLY, CallFuture, Store, StoreFuture, engine, one_by_one, sent::Sent},
+    store::{CallFuture, Store, StoreFuture, engine, one_by_one, sent::Sent},
 };
 use lanes::Lanes;
 use session::Session;
@@ -108,7 +107,7 @@ impl TransactionStore {
         let sent = Sent::queued();
         let replies = self.clone().begin(operations, sent.clone());
         let replies = StoreFuture::pending(replies).queued(Some(sent));
-        self.store.with_index(index, replies, |all| are_done(all))
+        self.store.with_index(index, replies)
     }
 
     /// Executes these operations in this order, in one transaction.
@@ -202,9 +201,7 @@ impl Store for TransactionStore {
             operation if !operation.is_of_keys() => {
                 StoreFuture::ready(Err(operation.unsupported()))
             }
-            operation => self
-                .call_all(vec![operation])
-                .then(|replies| replies?.pop().unwrap_or(Err(ANOTHER_REPLY))),
+            operation => self.call_all(vec![operation]).only(),
         }
     }
 
