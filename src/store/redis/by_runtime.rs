@@ -1,6 +1,6 @@
 //! [`ByRuntime`]: one value, which is cheap to clone, for each runtime that asks for it, until that runtime ends.
 
-use std::sync::{Arc, PoisonError, RwLock, Weak};
+use std::sync::{PoisonError, RwLock};
 
 use tokio::{
     runtime::{Handle, Id},
@@ -11,23 +11,21 @@ use super::background;
 
 /// Tasks of one runtime must not wait for what lives in another, which may end or be blocked.
 pub(super) struct ByRuntime<T> {
-    lines: Lines<T>,
+    lines: RwLock<Vec<Line<T>>>,
 }
-
-type Lines<T> = Arc<RwLock<Vec<Line<T>>>>;
 
 /// The value of one runtime.
 struct Line<T> {
     runtime: Id,
     value: T,
-    /// Dropped with this: then the guard ends.
-    _is_kept: oneshot::Sender<()>,
+    /// To a task of that runtime: closed when the runtime has ended.
+    task: oneshot::Sender<()>,
 }
 
-impl<T: Clone + Send + Sync + 'static> ByRuntime<T> {
-    pub(super) fn new() -> Self {
+impl<T: Clone> ByRuntime<T> {
+    pub(super) const fn new() -> Self {
         Self {
-            lines: Arc::default(),
+            lines: RwLock::new(Vec::new()),
         }
     }
 
@@ -41,27 +39,23 @@ impl<T: Clone + Send + Sync + 'static> ByRuntime<T> {
         Some(known.unwrap_or_else(|| self.begin(&runtime, make(&runtime))))
     }
 
+    /// Also removes the values of runtimes that have ended.
     #[cold]
     fn begin(&self, runtime: &Handle, value: T) -> T {
-        let (is_kept, kept) = oneshot::channel();
+        let (task, ends) = oneshot::channel();
         let mut lines = self.lines.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = find(&lines, runtime.id()) {
             return known; // another thread of the runtime was first
         }
+        let over: Vec<_> = lines.extract_if(.., |it| it.task.is_closed()).collect();
         lines.push(Line {
             runtime: runtime.id(),
             value: value.clone(),
-            _is_kept: is_kept,
+            task,
         });
         drop(lines);
-        let guard = Guard {
-            lines: Arc::downgrade(&self.lines),
-            runtime: runtime.id(),
-        };
-        background::spawn_in(runtime, async move {
-            let _ = kept.await;
-            drop(guard);
-        });
+        drop(over); // without the lock
+        background::spawn_in(runtime, async { drop(ends.await) });
         value
     }
 }
@@ -69,23 +63,4 @@ impl<T: Clone + Send + Sync + 'static> ByRuntime<T> {
 fn find<T: Clone>(lines: &[Line<T>], runtime: Id) -> Option<T> {
     let line = lines.iter().find(|line| line.runtime == runtime)?;
     Some(line.value.clone())
-}
-
-/// Lives in a runtime, and removes its value when it ends.
-struct Guard<T> {
-    lines: Weak<RwLock<Vec<Line<T>>>>,
-    runtime: Id,
-}
-
-impl<T> Drop for Guard<T> {
-    fn drop(&mut self) {
-        let Some(lines) = self.lines.upgrade() else {
-            return;
-        };
-        let mut lines = lines.write().unwrap_or_else(PoisonError::into_inner);
-        let place = lines.iter().position(|it| it.runtime == self.runtime);
-        let over = place.map(|place| lines.swap_remove(place));
-        drop(lines);
-        drop(over); // without the lock
-    }
 }
