@@ -109,28 +109,17 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     }
 }
 
-/// Executes operations one after the other. The returned future is ready if all replies are.
+/// Executes operations one after the other.
 fn one_by_one(store: &(impl Store + ?Sized), operations: Vec<Operation>) -> CallFuture {
-    let mut results = Vec::with_capacity(operations.len());
-    let replies = operations
-        .into_iter()
-        .map(|operation| store.execute(operation));
-    let mut replies = replies.collect::<Vec<_>>().into_iter();
-    while let Some(reply) = replies.next() {
-        match reply.into_ready() {
-            Ok(result) => results.push(result),
-            Err(reply) => {
-                return StoreFuture::pending(async move {
-                    results.push(reply.await);
-                    for reply in replies {
-                        results.push(reply.await);
-                    }
-                    Ok(results)
-                });
-            }
+    let replies = operations.into_iter().map(|it| store.execute(it));
+    let replies: Vec<_> = replies.collect();
+    StoreFuture::pending(async move {
+        let mut results = Vec::with_capacity(replies.len());
+        for reply in replies {
+            results.push(reply.await);
         }
-    }
-    StoreFuture::ready(Ok(results))
+        Ok(results)
+    })
 }
 
 /// You can use a shared store as a store.
