@@ -24,7 +24,7 @@ impl Transports {
     /// `make` returns a transport without connections.
     pub(super) fn new(make: impl Fn() -> Transport + Send + Sync + 'static) -> Arc<Self> {
         Arc::new(Self {
-            is_cluster: make().is_cluster(),
+            is_cluster: !matches!(make(), Transport::Server(_)),
             make: Box::new(make),
             runtimes: ByRuntime::new(),
         })
@@ -86,15 +86,6 @@ impl Transport {
         match reply.and_then(|reply| reply) {
             Err(error) if may_not_ping(&error) => Ok(()),
             result => result.map(drop),
-        }
-    }
-
-    /// Whether the keys of one call have to share a hash slot.
-    pub(super) const fn is_cluster(&self) -> bool {
-        match self {
-            #[cfg(feature = "cluster")]
-            Self::Cluster(_) => true,
-            Self::Server(_) => false,
         }
     }
 

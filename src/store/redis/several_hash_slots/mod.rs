@@ -67,9 +67,7 @@ impl Parts {
 impl RedisStore {
     /// Whether all keys of these operations are in one hash slot.
     pub(super) fn are_in_one_hash_slot(&self, operations: &[Operation]) -> bool {
-        let mut hash_slots = operations.iter().map(|it| self.only_hash_slot(it));
-        let first = hash_slots.next().flatten();
-        first.is_some() && hash_slots.all(|hash_slot| hash_slot == first)
+        self.common_hash_slot(operations.iter().flat_map(keys)).is_some()
     }
 
     /// The answer to an operation with the keys of this check, if they are in several hash slots.
@@ -179,7 +177,8 @@ impl RedisStore {
     /// The parts of a check by hash slot, if its keys, including shadows, are in several.
     fn several_hash_slots(&self, check: &Check) -> Option<Parts> {
         let may_be = self.transports.is_cluster() && check.all_charges().len() > 1;
-        if !may_be || self.common_hash_slot(check).is_some() {
+        let keys = check.all_charges().iter().map(Charge::key);
+        if !may_be || self.common_hash_slot(keys).is_some() {
             return None;
         }
         let (mut hash_slots, mut parts) = (Vec::new(), Parts::default());
@@ -196,22 +195,11 @@ impl RedisStore {
         Some(parts)
     }
 
-    /// The hash slot of all keys of a check, including shadows; `None` for keys in several, or no keys.
-    fn common_hash_slot(&self, check: &Check) -> Option<HashSlot> {
-        let mut each = check
-            .all_charges()
-            .iter()
-            .map(|charge| self.hash_slot(charge.key()));
-        let first = each.next()?;
-        each.all(|it| it == first).then_some(first)
-    }
-
-    /// The hash slot of an operation; `None` for keys in several, or no keys.
-    fn only_hash_slot(&self, operation: &Operation) -> Option<HashSlot> {
-        match operation.check() {
-            Some(check) => self.common_hash_slot(check),
-            None => operation.key().map(|key| self.hash_slot(key)),
-        }
+    /// The hash slot of all these keys; `None` for keys in several, or no keys.
+    fn common_hash_slot<'a>(&self, mut keys: impl Iterator<Item = &'a Key>) -> Option<HashSlot> {
+        let first = self.hash_slot(keys.next()?);
+        keys.all(|key| self.hash_slot(key) == first)
+            .then_some(first)
     }
 
     /// The name of a key in the only hash slot of an operation; empty without keys.
@@ -225,6 +213,12 @@ impl RedisStore {
     fn hash_slot(&self, key: &Key) -> HashSlot {
         HashSlot::for_key(self.names.name("", key))
     }
+}
+
+/// The keys of an operation, including those of shadows.
+fn keys(operation: &Operation) -> impl Iterator<Item = &Key> {
+    let charges = operation.check().map_or(&[][..], Check::all_charges);
+    charges.iter().map(Charge::key).chain(operation.key())
 }
 
 /// Waits for the answer of one part. A part that was not sent by the end of that time is never sent.
