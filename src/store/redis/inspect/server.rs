@@ -27,17 +27,14 @@ impl Inspector {
     /// All keys of the store, or those under the policy of this name.
     #[must_use]
     pub fn all(&self, policy: Option<&str>) -> Selection {
-        let names = &self.store.names;
-        match policy.filter(|policy| !policy.starts_with(['!', '*'])) {
-            None => Selection {
-                pattern: names.pattern(None, policy),
-                ..Selection::default()
-            },
-            Some(policy) => Selection {
-                pattern: names.pattern(None, Some(&format!("{policy}*"))),
-                policy: Some(policy.into()),
-                ..Selection::default()
-            },
+        let named = policy.filter(|policy| !policy.starts_with(['!', '*']));
+        // Behind the name may be the number of the form, or the window of slots.
+        let pattern = named.map(|named| format!("{named}*"));
+        let pattern = pattern.as_deref().or(policy);
+        Selection {
+            pattern: self.store.names.pattern(None, pattern),
+            policy: named.map(Into::into),
+            ..Selection::default()
         }
     }
 

@@ -67,7 +67,8 @@ impl Parts {
 impl RedisStore {
     /// Whether all keys of these operations are in one hash slot.
     pub(super) fn are_in_one_hash_slot(&self, operations: &[Operation]) -> bool {
-        self.common_hash_slot(operations.iter().flat_map(keys)).is_some()
+        self.common_hash_slot(operations.iter().flat_map(keys))
+            .is_some()
     }
 
     /// The answer to an operation with the keys of this check, if they are in several hash slots.
