@@ -18,7 +18,7 @@ use crate::{
     background::is_first_look,
     domain::{
         block::Block,
-        decision::Decision,
+        decision::{Decision, Usage},
         error::{StoreError, StoreErrorKind},
         report::Ranking,
         slots::HeldSlots,
@@ -151,6 +151,19 @@ impl GuardedStore {
         })
     }
 
+    /// Calls the store, and waits for the answer.
+    pub(super) async fn answer<'a, T: StoreAnswer>(
+        self: &Arc<Self>,
+        to: To<'_>,
+        info: impl Fn() -> CallInfo<'a>,
+        begin: impl FnOnce(&dyn Store) -> StoreFuture<T>,
+    ) -> Answer<T> {
+        match self.call(to, info, begin) {
+            Calling::Ready(answer) => answer,
+            Calling::Waits(call) => call.await,
+        }
+    }
+
     /// Makes a call that no request waits for, and reports its end.
     pub(super) async fn ask<T: StoreAnswer>(
         self: &Arc<Self>,
@@ -159,10 +172,7 @@ impl GuardedStore {
         begin: impl FnOnce(&dyn Store) -> StoreFuture<T>,
     ) -> Result<T, StoreError> {
         let local = matches!(to, To::Local(_));
-        let Answer { result, timing } = match self.call(to, || info, begin) {
-            Calling::Ready(answer) => answer,
-            Calling::Waits(call) => call.await,
-        };
+        let Answer { result, timing } = self.answer(to, || info, begin).await;
         match &result {
             Ok(_) => self.events.completion(info, local, timing),
             Err(error) => self
@@ -211,8 +221,7 @@ impl StoreAnswer for () {}
 impl StoreAnswer for Block {}
 impl StoreAnswer for Vec<Ranking> {}
 impl StoreAnswer for HeldSlots {}
-
-impl<T: Send + 'static> StoreAnswer for Vec<Result<T, StoreError>> {}
+impl StoreAnswer for Usage {}
 
 impl<T> Call<T> {
     /// Leaves the call.

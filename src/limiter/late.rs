@@ -68,7 +68,7 @@ impl Limiter {
             LateCost::Nothing => back(&usage),
             LateCost::Of(costs) => parts(&usage, &costs),
         };
-        self.settle_patiently(parts, self.call_timeout()).await;
+        self.settle_in_background(parts, self.call_timeout());
     }
 
     /// Refunds an admission that is not served, and returns its slots.

@@ -1,12 +1,17 @@
 //! Settling: sets the final costs of an admitted check.
 
-use std::{cell::Cell, pin::Pin, time::Duration};
+use std::{
+    cell::Cell,
+    pin::Pin,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
 
 use tokio::time::Instant;
 
 use super::{
     Limiter, SETTLING,
-    guarded_store::{Answer, Calling, To},
+    guarded_store::{Answer, To},
 };
 use crate::{
     domain::{
@@ -17,11 +22,12 @@ use crate::{
         settlement::Settlement,
     },
     observe::{CallInfo, CallKind, RequestOutcome},
-    store::{Store, StoreFuture},
+    store::{Store, maybe_ready::join_all},
     timer::LazySleep,
 };
 
-type Settled = Vec<Result<Usage, StoreError>>;
+/// A part of a check, and how its settlement has ended.
+type Ended = (Settlement, Result<Usage, StoreError>);
 
 impl Limiter {
     /// Sets the final cost of each charge of an admitted check: the actual cost of the work, or 0 to refund the charge.
@@ -60,14 +66,13 @@ impl Limiter {
             }
         };
         usage.end_late(|charge| Some(cost(charge)));
-        let (parts, settled) = self.settle_within(parts).await;
-        for (part, result) in parts.iter().zip(&settled) {
-            // The other part may have been settled.
-            if unsent(result).is_some() {
-                part.give_up();
-            }
+        let ended = self.settle_within(parts).await;
+        let failed = || ended.iter().filter(|(_, settled)| settled.is_err());
+        // One that was possibly sent must not be made again, and the caller repeats all or none.
+        if failed().all(|(_, settled)| unsent(settled).is_some()) {
+            failed().for_each(|(part, _)| part.give_up());
         }
-        joined(usage, &parts, settled)
+        joined(usage, ended)
     }
 
     /// The settlements that the changed costs need: one for the charges that count, and one for the shadows.
@@ -105,56 +110,48 @@ impl Limiter {
         usage: &Usage,
         parts: Vec<Settlement>,
     ) -> Result<Usage, StoreError> {
-        let (parts, settled) = self.settle_within(parts).await;
-        joined(usage, &parts, settled)
+        joined(usage, self.settle_within(parts).await)
     }
 
-    /// Settles these parts of one check within the timeout, and returns their results one by one. If the caller leaves,
-    /// that goes on in the background.
-    async fn settle_within(&self, parts: Vec<Settlement>) -> Ended {
-        let (limiter, timeout) = (self.clone(), self.call_timeout());
-        let settling = async move { limiter.settle_once(parts, timeout).await };
-        let mut goes_on = GoesOn {
-            limiter: self,
-            settling: Some(Box::pin(settling)),
-        };
-        let Some(settling) = &mut goes_on.settling else {
-            return Ended::default();
-        };
-        let (parts, mut settled) = settling.await;
-        goes_on.settling = None;
-        if let [Err(one), Err(other)] = &settled[..] {
-            // The error of a part that was possibly sent wins: that part must not be made again.
-            let sent = if one.is_unsent() { other } else { one }.clone();
-            settled.fill(Err(sent));
-        }
-        (parts, settled)
+    /// Settles these parts of one check within the timeout. If the caller leaves, that goes on in the background.
+    async fn settle_within(&self, parts: Vec<Settlement>) -> Vec<Ended> {
+        let settling = parts.into_iter().enumerate().map(|(place, part)| {
+            let (limiter, timeout) = (self.clone(), self.call_timeout());
+            let settling = async move {
+                let settled = limiter.settle_once(&part, place, timeout).await;
+                (part, settled)
+            };
+            Settling {
+                limiter: self,
+                place,
+                settling: Some(Box::pin(settling)),
+            }
+        });
+        join_all(settling.collect()).await
     }
 
     /// Settles these parts of a check, each within `each`. An error goes to the observer, and the charge stays.
     pub(crate) fn settle_in_background(&self, parts: Vec<Settlement>, each: Duration) {
-        if !parts.is_empty() {
+        for (place, part) in parts.into_iter().enumerate() {
             let limiter = self.clone();
-            self.in_background(async move { limiter.settle_patiently(parts, each).await });
+            self.in_background(async move { limiter.settle_patiently(part, place, each).await });
         }
     }
 
-    /// Settles these parts of one check, for which no request waits, and tries again while the store has certainly done
-    /// nothing. Each try takes at most `each`, all together [`SETTLING`]. Others are not repeated, as the store may have
-    /// done them.
-    pub(super) async fn settle_patiently(&self, mut parts: Vec<Settlement>, each: Duration) {
+    /// Settles a part, for which no request waits, and tries again while the store has certainly done nothing. Each try
+    /// takes at most `each`, all together [`SETTLING`]. Others are not repeated, as the store may have done them.
+    async fn settle_patiently(&self, part: Settlement, place: usize, each: Duration) {
         use StoreErrorKind::{AccessDenied, InvalidRequest, Protocol, Refused};
         let end = Instant::now() + SETTLING;
         let mut slower = 1_u32;
         loop {
             let left = end.saturating_duration_since(Instant::now());
-            let settled;
-            (parts, settled) = self.settle_once(parts, each.min(left)).await;
-            retain_unsent(&mut parts, &settled);
+            let settled = self.settle_once(&part, place, each.min(left)).await;
+            let Some(error) = unsent(&settled) else {
+                return;
+            };
             // Time hardly mends these, or not soon, so ask less and less often.
-            let lasts = |kind| matches!(kind, InvalidRequest | Protocol | Refused | AccessDenied);
-            let mut unsent = settled.iter().filter_map(unsent);
-            if unsent.any(|error| lasts(error.kind())) {
+            if let InvalidRequest | Protocol | Refused | AccessDenied = error.kind() {
                 slower = slower.saturating_mul(2);
             }
             // A long interval of the breaker must leave time for several tries.
@@ -165,7 +162,7 @@ impl Limiter {
                 .retry_pause()
                 .saturating_mul(slower);
             let next = Instant::now() + pause.min(SETTLING / 12);
-            if parts.is_empty() || next > end {
+            if next > end {
                 return;
             }
             LazySleep::new(next.saturating_duration_since(Instant::now())).await;
@@ -177,70 +174,43 @@ impl Limiter {
         self.inner.jobs.background.finish(work);
     }
 
-    /// Settles all parts in the one place that decided them.
-    async fn settle_once(&self, parts: Vec<Settlement>, timeout: Duration) -> Ended {
-        let Some(first) = parts.first() else {
-            return Ended::default();
-        };
-        let local = first.usage().is_local();
-        let ending = self.inner.memory.refusals.settling(&parts);
+    /// Settles the part of a check at this place, where it was decided, and notes the result.
+    async fn settle_once(
+        &self,
+        part: &Settlement,
+        place: usize,
+        timeout: Duration,
+    ) -> Result<Usage, StoreError> {
+        let (inner, is_local) = (&self.inner, part.usage().is_local());
+        let ending = inner.memory.refusals.settling(part);
         let settle = |store: &dyn Store| {
-            let settled = |part: &Settlement| {
-                let settle = Operation::Settle(part.clone());
-                store.execute(settle).read(answer_of!(Settle))
-            };
-            let settled = match parts.get(1) {
-                Some(second) => StoreFuture::all(vec![settled(first), settled(second)])
-                    .then(|settled| as_one_failure(settled?)),
-                None => settled(first).map(|usage| vec![Ok(usage)]),
-            };
-            settled.map(move |usages| {
-                let usages = usages.into_iter();
-                let as_decided = |usage: Usage| match local {
-                    true => usage.made_by(Origin::Local),
-                    false => usage,
-                };
-                usages.map(|usage| usage.map(as_decided)).collect()
-            })
+            let settle = Operation::Settle(part.clone());
+            store.execute(settle).read(answer_of!(Settle))
         };
-        let to = self.where_decided(local, timeout);
-        let answer = match self.inner.guarded.call(to, || info(first), settle) {
-            Calling::Ready(answer) => answer,
-            Calling::Waits(call) => call.await,
-        };
+        let mut call = CallInfo::new(CallKind::Settle, part.check());
+        (call.final_costs, call.shares_call) = (part.costs(), place > 0);
+        let to = self.where_decided(is_local, timeout);
+        let Answer { result, timing } = inner.guarded.answer(to, || call, settle).await;
         drop(ending);
-        let settled = self.settled(&parts, answer);
-        (parts, settled)
-    }
-
-    /// Notes the results one by one.
-    fn settled(&self, parts: &[Settlement], answer: Answer<Settled>) -> Settled {
-        let Answer { result, timing } = answer;
-        let results = result.unwrap_or_else(|error| vec![Err(error); parts.len()]);
-        for (place, (settlement, result)) in parts.iter().zip(&results).enumerate() {
-            let facts = settlement.usage().facts();
-            let call = CallInfo {
-                shares_call: place > 0,
-                ..info(settlement)
-            };
-            match result {
-                _ if facts.origin == Origin::Late => {} // the decision was not reported
-                Ok(usage) => {
-                    let reports = &self.inner.jobs.reports;
-                    reports.contribute_settled(settlement, usage);
-                    let is_local = settlement.usage().is_local();
-                    self.events().completion(call, is_local, timing);
-                    self.notice(usage);
-                }
-                Err(error) => {
-                    let outcome = RequestOutcome::Failed;
-                    self.events().error(call, error, outcome, timing);
-                }
+        let result = result.map(|usage| match is_local {
+            true => usage.made_by(Origin::Local),
+            false => usage,
+        });
+        match &result {
+            _ if part.usage().facts().origin == Origin::Late => {} // the decision was not reported
+            Ok(usage) => {
+                inner.jobs.reports.contribute_settled(part, usage);
+                self.events().completion(call, is_local, timing);
+                self.notice(usage);
             }
-            // Wake even after an error: the store may have settled the check.
-            self.inner.memory.queues.wake_settled(settlement);
+            Err(error) => {
+                let outcome = RequestOutcome::Failed;
+                self.events().error(call, error, outcome, timing);
+            }
         }
-        results
+        // Wake even after an error: the store may have settled the check.
+        inner.memory.queues.wake_settled(part);
+        result
     }
 
     /// The one place that decided a check, for a call that no request waits for.
@@ -252,35 +222,40 @@ impl Limiter {
     }
 }
 
-type Ended = (Vec<Settlement>, Settled);
-
 /// A settlement that goes on in the background if its caller leaves.
-struct GoesOn<'a> {
+struct Settling<'a> {
     limiter: &'a Limiter,
+    place: usize,
     /// `None` when it has ended.
     settling: Option<Pin<Box<dyn Future<Output = Ended> + Send>>>,
 }
 
-impl Drop for GoesOn<'_> {
+impl Future for Settling<'_> {
+    type Output = Ended;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Ended> {
+        let Some(settling) = &mut self.settling else {
+            panic!("polled after completion");
+        };
+        let ended = ready!(settling.as_mut().poll(cx));
+        self.settling = None;
+        Poll::Ready(ended)
+    }
+}
+
+impl Drop for Settling<'_> {
     fn drop(&mut self) {
         let Some(settling) = self.settling.take() else {
             return;
         };
-        let limiter = self.limiter.clone();
+        let (limiter, place) = (self.limiter.clone(), self.place);
         self.limiter.in_background(async move {
-            let (mut parts, settled) = settling.await;
-            retain_unsent(&mut parts, &settled);
-            let each = limiter.call_timeout();
-            limiter.settle_patiently(parts, each).await;
+            let (part, settled) = settling.await;
+            if unsent(&settled).is_some() {
+                let each = limiter.call_timeout();
+                limiter.settle_patiently(part, place, each).await;
+            }
         });
-    }
-}
-
-/// If both parts have failed alike, neither sent or both perhaps, that is one failure.
-fn as_one_failure(settled: Settled) -> Result<Settled, StoreError> {
-    match &settled[..] {
-        [Err(one), Err(other)] if one.is_unsent() == other.is_unsent() => Err(one.clone()),
-        _ => Ok(settled),
     }
 }
 
@@ -289,34 +264,26 @@ fn unsent(settled: &Result<Usage, StoreError>) -> Option<&StoreError> {
     settled.as_ref().err().filter(|error| error.is_unsent())
 }
 
-/// Keeps the parts that were surely not sent.
-fn retain_unsent(parts: &mut Vec<Settlement>, settled: &[Result<Usage, StoreError>]) {
-    let mut settled = settled.iter();
-    parts.retain(|_| settled.next().is_some_and(|it| unsent(it).is_some()));
-}
-
 /// The usage after these parts of a check were settled, with that of the shadows.
-fn joined(usage: &Usage, parts: &[Settlement], settled: Settled) -> Result<Usage, StoreError> {
-    let counts = parts
-        .first()
-        .is_some_and(|settlement| settlement.usage().is_same(usage));
-    let mut settled = settled.into_iter();
-    let (counting, shadow) = if counts {
-        let counting = settled.next().unwrap_or_else(|| Ok(usage.clone()))?;
-        (counting, settled.next().and_then(Result::ok))
-    } else {
-        (usage.clone(), settled.next().transpose()?)
-    };
-    let shadow = shadow.map(Decision::Allowed);
-    Ok(match shadow.or_else(|| usage.shadow().cloned()) {
+fn joined(usage: &Usage, ended: Vec<Ended>) -> Result<Usage, StoreError> {
+    // An error about shadows alone counts only if nothing else is settled. That of a part that was possibly sent wins: that
+    // part must not be made again.
+    let errors = ended
+        .iter()
+        .map_while(|(_, settled)| settled.as_ref().err());
+    if let Some(error) = errors.min_by_key(|error| error.is_unsent()) {
+        return Err(error.clone());
+    }
+    let (mut counting, mut shadow) = (usage.clone(), usage.shadow().cloned());
+    for (part, settled) in ended {
+        match settled {
+            Ok(settled) if part.usage().is_same(usage) => counting = settled,
+            Ok(settled) => shadow = Some(Decision::Allowed(settled)),
+            Err(_) => {}
+        }
+    }
+    Ok(match shadow {
         Some(shadow) => counting.with_shadow(shadow),
         None => counting,
     })
-}
-
-fn info(settlement: &Settlement) -> CallInfo<'_> {
-    CallInfo {
-        final_costs: settlement.costs(),
-        ..CallInfo::new(CallKind::Settle, settlement.check())
-    }
 }

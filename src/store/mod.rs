@@ -29,10 +29,7 @@ use crate::{
         decision::Decision,
         error::{StoreError, StoreErrorKind},
     },
-    store::{
-        maybe_ready::{MaybeReady, join_all},
-        sent::Sent,
-    },
+    store::{maybe_ready::MaybeReady, sent::Sent},
 };
 
 pub mod engine;
@@ -305,16 +302,6 @@ impl<T: Send + 'static> StoreFuture<T> {
             Answer::Queued(queued) => MaybeReady::pending(async { change(queued.await) }),
         };
         StoreFuture(Answer::Any(answer, sent))
-    }
-
-    /// Waits for all answers at the same time.
-    pub(crate) fn all(mut answers: Vec<Self>) -> StoreFuture<Vec<Result<T, StoreError>>> {
-        let sent: Option<Arc<[_]>> = answers
-            .iter_mut()
-            .map(|answer| answer.sent().cloned())
-            .collect();
-        let answers = join_all(answers);
-        StoreFuture::pending(async { Ok(answers.await) }).queued(sent.map(Sent::All))
     }
 }
 

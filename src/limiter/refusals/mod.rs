@@ -207,14 +207,12 @@ impl Refusals {
             .collect()
     }
 
-    /// Ends the denials that these settlements can end, when the returned guard is dropped.
-    pub(super) fn settling(self: &Arc<Self>, settlements: &[Settlement]) -> Option<GivenBack> {
-        self.giving_back(settlements.iter().flat_map(|settlement| {
-            let charges = settlement.check().charges().iter();
-            let lowered = charges.zip(settlement.costs());
-            let lowered = lowered.filter(|(charge, cost)| **cost < charge.cost());
-            lowered.map(|(charge, _)| (charge.policy(), charge.key()))
-        }))
+    /// Ends the denials that a settlement can end, when the returned guard is dropped.
+    pub(super) fn settling(self: &Arc<Self>, settlement: &Settlement) -> Option<GivenBack> {
+        let charges = settlement.check().charges().iter();
+        let lowered = charges.zip(settlement.costs());
+        let lowered = lowered.filter(|(charge, cost)| **cost < charge.cost());
+        self.giving_back(lowered.map(|(charge, _)| (charge.policy(), charge.key())))
     }
 
     /// Ends the denials that giving back units under these policies and keys can end, when the returned guard is dropped.
