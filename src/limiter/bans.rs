@@ -16,9 +16,8 @@ use tokio::{
     time::Instant,
 };
 
-use super::{guarded_store::GuardedStore, refusals::Refusals};
+use super::Limiter;
 use crate::{
-    background::BackRoom,
     domain::{
         block::{Ban, BlockRequest, Until},
         charge::Charge,
@@ -46,23 +45,16 @@ const MAX_TASKS: u32 = 32;
 
 /// Strikes that wait to be counted.
 pub(super) struct StrikeQueue {
+    /// Strikes that count together in the store are next to each other.
     waiting: Mutex<HashMap<Key, Vec<Strikes>>>,
     /// Has a permit for each task that may be begun; a task ends under the lock.
     tasks: Arc<Semaphore>,
-    refusals: Arc<Refusals>,
-    background: Arc<BackRoom>,
 }
 
-/// How often an identity was denied under bans that count together in the store: those of one window.
+/// How often a denial counted for a ban.
+#[derive(Clone)]
 struct Strikes {
     count: u64,
-    /// The one with most strikes comes first.
-    bans: Vec<Struck>,
-}
-
-/// A ban that a denial counts for.
-#[derive(Clone)]
-struct Struck {
     ban: Ban,
     /// The policy that denied first, and the rule that the denial exceeded.
     policy: Policy,
@@ -70,18 +62,18 @@ struct Struck {
     denied_at_ms: u64,
 }
 
-impl StrikeQueue {
-    pub(super) fn new(refusals: &Arc<Refusals>, background: &Arc<BackRoom>) -> Self {
+impl Default for StrikeQueue {
+    fn default() -> Self {
         Self {
             waiting: Mutex::default(),
             tasks: Arc::new(Semaphore::new(MAX_TASKS as usize)),
-            refusals: Arc::clone(refusals),
-            background: Arc::clone(background),
         }
     }
+}
 
+impl Limiter {
     /// Counts a strike for each identity that a policy with a ban denies.
-    pub(super) fn count(self: &Arc<Self>, decision: &Decision, guarded: &Arc<GuardedStore>) {
+    pub(super) fn count_strikes(&self, decision: &Decision) {
         let Decision::Denied(denial) = decision else {
             return;
         };
@@ -89,43 +81,104 @@ impl StrikeQueue {
         if struck.is_empty() || denial.usage().is_local() {
             return;
         }
-        let mut waiting = lock(&self.waiting);
-        for (place, (key, ban)) in struck.iter().enumerate() {
+        let mut waiting = lock(&self.inner.shared.strikes.waiting);
+        for (place, (key, strikes)) in struck.iter().enumerate() {
             // A denial is one strike, however many policies deny.
-            let counts_with =
-                |(of, it): &(&Key, Struck)| of == key && it.counter() == ban.counter();
-            let is_counted = struck[..place].iter().any(counts_with);
-            add(&mut waiting, key, ban, u64::from(!is_counted));
+            let mut before = struck[..place].iter();
+            let is_counted = before.any(|(of, it)| of == key && it.counter() == strikes.counter());
+            add(&mut waiting, key, strikes, u64::from(!is_counted));
         }
         drop(waiting);
-        self.start_counting(guarded);
+        self.start_counting();
     }
 
-    /// Waits until the strikes so far are counted.
+    /// Waits until the strikes of all denials so far are counted, and the bans that follow are made.
     #[cfg(feature = "manual-clock")]
-    pub(super) async fn counted(self: &Arc<Self>, guarded: &Arc<GuardedStore>) {
+    #[doc(hidden)]
+    pub async fn strikes_counted(&self) {
+        let strikes = &self.inner.shared.strikes;
         loop {
-            drop(self.tasks.acquire_many(MAX_TASKS).await);
-            if lock(&self.waiting).is_empty() {
+            drop(strikes.tasks.acquire_many(MAX_TASKS).await);
+            if lock(&strikes.waiting).is_empty() {
                 return;
             }
-            self.start_counting(guarded); // a strike came while this held the permits
+            self.start_counting(); // a strike came while this held the permits
         }
     }
 
     #[cold]
-    fn start_counting(self: &Arc<Self>, guarded: &Arc<GuardedStore>) {
-        let Ok(task) = Arc::clone(&self.tasks).try_acquire_owned() else {
+    fn start_counting(&self) {
+        let shared = &self.inner.shared;
+        let Ok(task) = Arc::clone(&shared.strikes.tasks).try_acquire_owned() else {
             return;
         };
-        let (queue, guarded, mut task) = (Arc::clone(self), Arc::clone(guarded), Some(task));
-        self.background.spawn(async move {
-            while let Some((key, strikes)) = queue.take(&mut task) {
-                count(&guarded, &queue.refusals, key, strikes).await;
+        let (limiter, mut task) = (self.clone(), Some(task));
+        shared.background.spawn(async move {
+            while let Some((key, strikes)) = limiter.inner.shared.strikes.take(&mut task) {
+                limiter.count_and_ban(key, strikes).await;
             }
         });
     }
 
+    /// Counts the strikes of an identity, and bans the identity if there are too many. A failed call is not retried: the
+    /// next denial is a strike as well. Each call concerns one identity, because a proxy may keep two keys on two servers.
+    ///
+    /// The store bans only if the strikes are still there, so that an operator can unblock the identity between the calls.
+    async fn count_and_ban(&self, key: Key, strikes: Vec<Strikes>) {
+        let counters = strikes.chunk_by(|one, other| one.counter() == other.counter());
+        let checks = counters.clone().map(|together| check(&key, together));
+        let now = Instant::now();
+        let replies = self.strike(checks.collect()).await;
+        let mut banned: Vec<(&Strikes, u64)> = Vec::new();
+        for (together, reply) in counters.zip(replies) {
+            if let Some(Reply::Check(decision)) = reply {
+                let bans = together.iter().filter(|it| it.is_reached(&decision));
+                banned.extend(bans.map(|it| (it, decision.usage().decided_at_ms())));
+            }
+        }
+        // A ban that grows goes up a level only if no longer ban is in place.
+        let grows = |ban: &Ban| ban.times_ms().len() > 1;
+        banned.sort_by_key(|(it, _)| Reverse((grows(&it.ban), it.until())));
+        if banned.is_empty() {
+            return;
+        }
+        let bans = banned.iter().zip(1..).map(|((struck, _), place)| {
+            let until = Until::At(struck.until());
+            let mut request = BlockRequest::ban(until, &struck.policy, &struck.rule);
+            request.keeps_strikes = place < banned.len(); // the bans after it need them too
+            Operation::Ban {
+                key: key.clone(),
+                strikes: struck.ban.strikes(),
+                request,
+            }
+        });
+        let replies = self.strike(bans.collect()).await;
+        let mut replies = banned.iter().zip(replies).rev();
+        // Each ban that is made ends later than the one before.
+        let made = replies.find_map(|(it, reply)| match reply {
+            Some(Reply::Ban(block)) => Some((it, block?)),
+            _ => None,
+        });
+        if let Some(((Strikes { policy, .. }, now_ms), block)) = made {
+            let left = |until_ms: u64| Duration::from_millis(until_ms.saturating_sub(*now_ms));
+            self.inner
+                .shared
+                .refusals
+                .note_made(&key, block, block.until_ms().map(left), now);
+            self.events().report(|| Event::Ban { policy, block });
+        }
+    }
+
+    /// Skips the breaker: strikes follow from denials, so the store has just answered.
+    async fn strike(&self, operations: Vec<Operation>) -> Vec<Option<Reply>> {
+        let guarded = &self.inner.guarded;
+        let replies = within(guarded.timeout, guarded.store.call(operations)).await;
+        let replies = replies.and_then(Result::ok).unwrap_or_default();
+        replies.into_iter().map(Result::ok).collect()
+    }
+}
+
+impl StrikeQueue {
     /// Forgets the strikes of an identity that were not counted yet.
     pub(super) fn forget(&self, key: &Key) {
         lock(&self.waiting).remove(key);
@@ -144,23 +197,24 @@ impl StrikeQueue {
 }
 
 /// The identities that a denial strikes, and the ban of each strike. A missing slot is no strike: it means "not now".
-fn struck(denial: &Denial) -> impl Iterator<Item = (&Key, Struck)> {
+fn struck(denial: &Denial) -> impl Iterator<Item = (&Key, Strikes)> {
     let usage = denial.usage();
     let charges = usage.check().charges().iter().zip(usage.policies());
     charges.filter_map(|(charge, of_policy)| {
         let rules = of_policy.rules().iter();
         let mut exceeded = rules.filter(|it| it.is_exceeded() && !it.rule().is_concurrency());
-        let struck = Struck {
+        let strikes = Strikes {
+            count: 1,
             ban: charge.policy().ban_config()?,
             policy: charge.policy().clone(),
             rule: exceeded.next()?.rule(),
             denied_at_ms: usage.decided_at_ms(),
         };
-        Some((charge.key(), struck))
+        Some((charge.key(), strikes))
     })
 }
 
-fn add(waiting: &mut HashMap<Key, Vec<Strikes>>, key: &Key, struck: &Struck, count: u64) {
+fn add(waiting: &mut HashMap<Key, Vec<Strikes>>, key: &Key, new: &Strikes, count: u64) {
     if !waiting.contains_key(key) {
         let bytes = waiting.keys().chain([key]).map(|it| it.value().len());
         if waiting.len() >= MAX_WAITING || bytes.sum::<usize>() > MAX_BYTES {
@@ -168,85 +222,38 @@ fn add(waiting: &mut HashMap<Key, Vec<Strikes>>, key: &Key, struck: &Struck, cou
         }
     }
     let all = waiting.entry(key.clone()).or_default();
-    let counts_with = |it: &Strikes| it.bans[0].counter() == struck.counter();
-    let Some(place) = all.iter().position(counts_with) else {
-        let bans = vec![struck.clone()];
-        return all.push(Strikes { count, bans });
-    };
-    let strikes = &mut all[place];
-    strikes.count += count;
-    match strikes.bans.iter_mut().find(|it| it.ban == struck.ban) {
-        Some(known) => known.denied_at_ms = known.denied_at_ms.max(struck.denied_at_ms),
-        None => strikes.bans.push(struck.clone()),
-    }
-    let most = |it: &Struck| Reverse(it.ban.strikes().limit());
-    strikes.bans.sort_by_key(most);
-}
-
-/// Counts the strikes of an identity, and bans the identity if there are too many. A failed call is not retried: the
-/// next denial is a strike as well. Each call concerns one identity, because a proxy may keep two keys on two servers.
-///
-/// The store bans only if the strikes are still there, so that an operator can unblock the identity between the calls.
-async fn count(guarded: &GuardedStore, refusals: &Refusals, key: Key, strikes: Vec<Strikes>) {
-    let checks = strikes.iter().map(|it| it.check(&key));
-    let now = Instant::now();
-    let replies = call(guarded, checks.collect()).await;
-    let mut banned: Vec<(&Struck, u64)> = Vec::new();
-    for (strikes, reply) in strikes.iter().zip(replies) {
-        if let Some(Reply::Check(decision)) = reply {
-            let bans = strikes.bans.iter().filter(|it| it.is_reached(&decision));
-            banned.extend(bans.map(|it| (it, decision.usage().decided_at_ms())));
-        }
-    }
-    // A ban that grows goes up a level only if no longer ban is in place.
-    let grows = |ban: &Ban| ban.times_ms().len() > 1;
-    banned.sort_by_key(|(it, _)| Reverse((grows(&it.ban), it.until())));
-    if banned.is_empty() {
+    if let Some(known) = all.iter_mut().find(|it| it.ban == new.ban) {
+        known.count += count;
+        known.denied_at_ms = known.denied_at_ms.max(new.denied_at_ms);
         return;
     }
-    let bans = banned.iter().zip(1..).map(|((struck, _), place)| {
-        let until = Until::At(struck.until());
-        let mut request = BlockRequest::ban(until, &struck.policy, &struck.rule);
-        request.keeps_strikes = place < banned.len(); // the bans after it need them too
-        Operation::Ban {
-            key: key.clone(),
-            strikes: struck.ban.strikes(),
-            request,
-        }
-    });
-    let replies = call(guarded, bans.collect()).await;
-    let mut replies = banned.iter().zip(replies).rev();
-    // Each ban that is made ends later than the one before.
-    let made = replies.find_map(|(it, reply)| match reply {
-        Some(Reply::Ban(block)) => Some((it, block?)),
-        _ => None,
-    });
-    if let Some(((Struck { policy, .. }, now_ms), block)) = made {
-        let left = |until_ms: u64| Duration::from_millis(until_ms.saturating_sub(*now_ms));
-        refusals.note_made(&key, block, block.until_ms().map(left), now);
-        guarded.events.report(|| Event::Ban { policy, block });
-    }
+    let last = all.iter().rposition(|it| it.counter() == new.counter());
+    let place = last.map_or(all.len(), |last| last + 1);
+    all.insert(
+        place,
+        Strikes {
+            count,
+            ..new.clone()
+        },
+    );
 }
 
-/// Skips the breaker: strikes follow from denials, so the store has just answered.
-async fn call(guarded: &GuardedStore, operations: Vec<Operation>) -> Vec<Option<Reply>> {
-    let replies = within(guarded.timeout, guarded.store.call(operations)).await;
-    let replies = replies.and_then(Result::ok).unwrap_or_default();
-    replies.into_iter().map(Result::ok).collect()
+/// Charges the strikes that count together, at most as many as the ban with most, so that they reach each: more would
+/// change nothing.
+fn check(key: &Key, together: &[Strikes]) -> Operation {
+    let most = together
+        .iter()
+        .map(|it| it.ban.strikes())
+        .max_by_key(|it| it.limit());
+    let count = together.iter().map(|it| it.count).sum::<u64>();
+    let charge = |strikes: Rule| {
+        let policy = Policy::of_strikes(strikes);
+        Charge::new(&policy, key.clone(), count.min(strikes.limit()))
+    };
+    Operation::Check(Check::counting(most.map(charge)))
 }
 
 impl Strikes {
-    /// Charges this many strikes, at most as many as the ban with most, so that they reach each: more would change
-    /// nothing.
-    fn check(&self, key: &Key) -> Operation {
-        let strikes = self.bans[0].ban.strikes();
-        let count = self.count.min(strikes.limit());
-        let charge = Charge::new(&Policy::of_strikes(strikes), key.clone(), count);
-        Operation::Check(Check::counting([charge]))
-    }
-}
-
-impl Struck {
     /// Bans over the same key and window share one counter in the store.
     fn counter(&self) -> Spec {
         Spec::of(&self.ban.strikes())

@@ -71,6 +71,7 @@ impl Resolution {
 /// The state of the limiter when a call begins.
 #[derive(Clone, Copy)]
 struct Asked {
+    kind: CallKind,
     known: KnownBefore,
     /// `None` if the check takes no slots.
     slots_at_ms: Option<NonZeroU64>,
@@ -116,7 +117,6 @@ impl Ask {
 /// A decision that the store has to be waited for.
 struct Deciding {
     limiter: Limiter,
-    kind: CallKind,
     check: Check,
     call: Call<Decision>,
     /// `None` after the answer.
@@ -134,11 +134,13 @@ impl Future for Deciding {
         };
         // After a timeout, the answer may still come.
         let late = match this.call.leave() {
-            Left::Late(answer) if pays(&this.check) && this.kind == CallKind::Check => Some(answer),
+            Left::Late(answer) if pays(&this.check) && asked.kind == CallKind::Check => {
+                Some(answer)
+            }
             _ => None,
         };
         let (limiter, check) = (&this.limiter, &this.check);
-        Poll::Ready(limiter.resolve(this.kind, check, answer, asked, late))
+        Poll::Ready(limiter.resolve(check, answer, asked, late))
     }
 }
 
@@ -246,8 +248,9 @@ impl Limiter {
             return MaybeReady::ready(resolution);
         }
         let inner = &self.inner;
-        let refusals = &inner.memory.refusals;
+        let refusals = &inner.shared.refusals;
         let mut asked = Asked {
+            kind,
             known: refusals.before_call(),
             slots_at_ms: None,
             question: None,
@@ -257,22 +260,23 @@ impl Limiter {
         if check.takes_slots() {
             asked.slots_at_ms = NonZeroU64::new(clock::now_ms().max(1));
         }
-        let info = || CallInfo::new(kind, &check);
-        let call = match self.repeat(kind, &check) {
-            Ok(answer) => Calling::Ready(answer),
+        let recalled = match inner.caches_denials {
+            true => refusals.recall(&check, &inner.denial_clock),
+            false => Err(None),
+        };
+        let call = match recalled {
+            Ok(denial) => inner.guarded.uncalled(Ok(denial)),
             Err(question) => {
                 asked.question = question;
+                let info = || CallInfo::new(kind, &check);
                 let begin = |store: &dyn Store| store.check(&check);
                 inner.guarded.call(ask.to(), info, begin)
             }
         };
         match call {
-            Calling::Ready(answer) => {
-                MaybeReady::ready(self.resolve(kind, &check, answer, asked, None))
-            }
+            Calling::Ready(answer) => MaybeReady::ready(self.resolve(&check, answer, asked, None)),
             Calling::Waits(call) => MaybeReady::pending(Deciding {
                 limiter: self.clone(),
-                kind,
                 check,
                 call,
                 asked: Some(asked),
@@ -280,25 +284,9 @@ impl Limiter {
         }
     }
 
-    /// Answers with a remembered denial, or returns a question that remembers the next.
-    fn repeat(&self, kind: CallKind, check: &Check) -> Result<Answer<Decision>, Option<Question>> {
-        let (inner, info) = (&self.inner, || CallInfo::new(kind, check));
-        if !inner.caches_denials {
-            return Err(None);
-        }
-        let denial = inner.memory.refusals.recall(check, &inner.denial_clock)?;
-        let memory = To::Local(&inner.fallback.local);
-        let answer = |_: &dyn Store| StoreFuture::ready(Ok(denial));
-        match inner.guarded.call(memory, info, answer) {
-            Calling::Ready(answer) => Ok(answer),
-            Calling::Waits(_) => Err(None),
-        }
-    }
-
     /// Turns the answer of a call into a resolution. `late` is the rest of a wait whose answer may still come.
     fn resolve(
         &self,
-        kind: CallKind,
         check: &Check,
         Answer { result, timing }: Answer<Decision>,
         asked: Asked,
@@ -307,12 +295,12 @@ impl Limiter {
         let mut decision = match result {
             Ok(decision) => {
                 if let Some(question) = asked.question {
-                    let (inner, refusals) = (&self.inner, &self.inner.memory.refusals);
+                    let (inner, refusals) = (&self.inner, &self.inner.shared.refusals);
                     refusals.remember_denial(check, &decision, question, &inner.denial_clock);
                 }
                 decision
             }
-            Err(error) => match self.undecided(kind, check, &error, timing, asked, late) {
+            Err(error) => match self.undecided(check, &error, timing, asked, late) {
                 Resolution::Decided(decision) => decision,
                 undecided => return undecided,
             },
@@ -320,7 +308,7 @@ impl Limiter {
         asked.note(&mut decision);
         let wanted = self.wanted(check, &decision, asked.known);
         if wanted != 0 {
-            self.attend(wanted, kind, &decision, check, asked, timing);
+            self.attend(wanted, &decision, check, asked, timing);
         }
         Resolution::Decided(decision)
     }
@@ -329,7 +317,6 @@ impl Limiter {
     #[cold]
     fn undecided(
         &self,
-        kind: CallKind,
         check: &Check,
         error: &StoreError,
         timing: Option<Timing>,
@@ -340,14 +327,14 @@ impl Limiter {
         if late.is_none() && !error.is_unsent() {
             self.return_unheld(check);
         }
-        let (fallback, refusals) = (&self.inner.fallback, &self.inner.memory.refusals);
-        let (mut resolution, outcome) = fallback.resolve(kind, check, error, refusals);
+        let (fallback, refusals) = (&self.inner.fallback, &self.inner.shared.refusals);
+        let (mut resolution, outcome) = fallback.resolve(asked.kind, check, error, refusals);
         let mut granted = None;
         if let Resolution::Decided(decision) = &mut resolution {
             asked.note(decision);
             granted = Some(Unserved::new(self, decision));
         }
-        let call = CallInfo::new(kind, check);
+        let call = CallInfo::new(asked.kind, check);
         self.events().error(call, error, outcome, timing);
         granted.into_iter().for_each(Unserved::answered);
         match late {
@@ -360,7 +347,7 @@ impl Limiter {
     fn wanted(&self, check: &Check, decision: &Decision, known: KnownBefore) -> u8 {
         let inner = &self.inner;
         let of_limiter = inner.wanted | inner.fallback.wanted() | known.wanted();
-        let wanted = of_limiter | check.wanted_by(inner.jobs.reports.policies.number());
+        let wanted = of_limiter | check.wanted_by(inner.shared.reports.policies.number());
         match decision {
             Decision::Allowed(_) => wanted & BY_ADMISSIONS,
             Decision::Denied(_) => wanted & BY_DENIALS,
@@ -373,7 +360,6 @@ impl Limiter {
     fn attend(
         &self,
         wanted: u8,
-        kind: CallKind,
         decision: &Decision,
         check: &Check,
         asked: Asked,
@@ -385,21 +371,21 @@ impl Limiter {
         // An answer without the store says nothing about it.
         let is_of_store = !usage.is_local() && !usage.spares_call();
         if wanted & BLOCKS != 0 && is_of_store {
-            inner.memory.refusals.learn(check, decision, asked.known);
+            inner.shared.refusals.learn(check, decision, asked.known);
         }
         if wanted & OUTAGE != 0 && is_of_store {
             inner.fallback.decides_again();
         }
         if wanted & UNSEEN != 0 {
-            let reports = &inner.jobs.reports;
+            let reports = &inner.shared.reports;
             if reports.policies.note(check, inner.fallback.policy) {
                 reports.ensure_running();
             }
         }
         if !asked.ask.is_try() {
-            self.report_decision(kind, decision, check, timing);
+            self.report_decision(asked.kind, decision, check, timing);
         }
-        if matches!(asked.ask, Ask::Once) && kind == CallKind::Check {
+        if matches!(asked.ask, Ask::Once) && asked.kind == CallKind::Check {
             self.count_refusal(decision);
         }
         slots.into_iter().for_each(Unserved::answered);
@@ -416,7 +402,7 @@ impl Limiter {
         if let Decision::Allowed(usage) = decision
             && check.has_contributors()
         {
-            self.inner.jobs.reports.contribute(usage);
+            self.inner.shared.reports.contribute(usage);
         }
         self.events().decision(kind, decision, check, timing);
         if let Decision::Allowed(usage) = decision
@@ -437,10 +423,10 @@ impl Limiter {
     pub(super) fn count_refusal(&self, decision: &Decision) {
         let inner = &self.inner;
         if decision.usage().check().bans() {
-            inner.jobs.strikes.count(decision, &inner.guarded);
+            self.count_strikes(decision);
         }
         if inner.wanted & COUNTS != 0 {
-            inner.jobs.reports.count(decision);
+            inner.shared.reports.count(decision);
         }
     }
 }

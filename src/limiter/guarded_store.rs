@@ -20,6 +20,7 @@ use crate::{
         block::Block,
         decision::{Decision, Usage},
         error::{StoreError, StoreErrorKind},
+        operation::{Operation, Reply},
         report::Ranking,
         slots::HeldSlots,
     },
@@ -62,8 +63,6 @@ pub(super) struct Call<T> {
     permit: Option<Permit>,
     answer: StoreFuture<T>,
     timeout: Duration,
-    /// Set while it is polled: foreign code that panics is not polled again.
-    has_panicked: bool,
     /// Whether it goes on in another runtime than it was begun in.
     has_moved: bool,
     /// Set while the store does not look after the timeout, or does so in another runtime.
@@ -105,11 +104,11 @@ impl GuardedStore {
         let (store, permit) = match to {
             To::Local(store) => (store, None),
             To::StoreFor(Duration::ZERO) => {
-                return self.uncalled(TIMED_OUT.unsent_if(true));
+                return self.uncalled(Err(TIMED_OUT.unsent_if(true)));
             }
             To::Store | To::StoreFor(_) => match self.breaker.permit() {
                 None => {
-                    return self.uncalled(circuit_open());
+                    return self.uncalled(Err(CIRCUIT_OPEN));
                 }
                 permit => (&*self.store, permit),
             },
@@ -135,7 +134,6 @@ impl GuardedStore {
             permit,
             answer,
             timeout,
-            has_panicked: false,
             has_moved: false,
             timer: None,
             scope,
@@ -143,10 +141,11 @@ impl GuardedStore {
         })
     }
 
+    /// An answer without a call.
     #[cold]
-    fn uncalled<T>(&self, error: StoreError) -> Calling<T> {
+    pub(super) fn uncalled<T>(&self, result: Result<T, StoreError>) -> Calling<T> {
         Calling::Ready(Answer {
-            result: Err(error),
+            result,
             timing: self.start().map(Timing::since),
         })
     }
@@ -162,6 +161,18 @@ impl GuardedStore {
             Calling::Ready(answer) => answer,
             Calling::Waits(call) => call.await,
         }
+    }
+
+    /// Executes an operation that no request waits for, and reports its end.
+    pub(super) async fn execute<T: StoreAnswer>(
+        self: &Arc<Self>,
+        to: To<'_>,
+        info: CallInfo<'_>,
+        operation: Operation,
+        read: fn(Reply) -> Option<T>,
+    ) -> Result<T, StoreError> {
+        let begin = |store: &dyn Store| store.execute(operation).read(read);
+        self.ask(to, info, begin).await
     }
 
     /// Makes a call that no request waits for, and reports its end.
@@ -226,10 +237,7 @@ impl StoreAnswer for Usage {}
 impl<T> Call<T> {
     /// Leaves the call.
     pub(super) fn leave(&mut self) -> Left<T> {
-        match self.has_panicked {
-            false => self.answer.leave(),
-            true => Left::Answered,
-        }
+        self.answer.leave()
     }
 }
 
@@ -239,37 +247,29 @@ impl<T: StoreAnswer> Future for Call<T> {
     type Output = Answer<T>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Answer<T>> {
-        self.has_panicked = true;
-        let answer = self.poll_answer(cx);
-        self.has_panicked = false;
-        answer
-    }
-}
-
-impl<T: StoreAnswer> Call<T> {
-    fn poll_answer(&mut self, cx: &mut Context<'_>) -> Poll<Answer<T>> {
-        let answer = &mut self.answer;
-        let result = match in_scope(&mut self.scope, || Pin::new(&mut *answer).poll(cx)) {
+        let this = &mut *self;
+        let answer = &mut this.answer;
+        let result = match in_scope(&mut this.scope, || Pin::new(&mut *answer).poll(cx)) {
             Poll::Ready(result) => result,
-            Poll::Pending if answer.deadline().is_some() && !self.has_moved => {
-                self.has_moved = is_first_look();
+            Poll::Pending if answer.deadline().is_some() && !this.has_moved => {
+                this.has_moved = is_first_look();
                 return Poll::Pending;
             }
             Poll::Pending => {
-                let timer = self.timer.get_or_insert_with(|| {
+                let timer = this.timer.get_or_insert_with(|| {
                     let rest = |at: Instant| at.saturating_duration_since(Instant::now());
-                    let rest = answer.deadline().map_or(self.timeout, rest);
+                    let rest = answer.deadline().map_or(this.timeout, rest);
                     Box::pin(LazySleep::new(rest))
                 });
                 if timer.as_mut().poll(cx).is_pending() {
                     return Poll::Pending;
                 }
-                let answer = &mut self.answer;
-                let is_unsent = in_scope(&mut self.scope, || answer.is_never_sent());
+                let answer = &mut this.answer;
+                let is_unsent = in_scope(&mut this.scope, || answer.is_never_sent());
                 Err(TIMED_OUT.unsent_if(is_unsent))
             }
         };
-        let timing = self.guarded.note(&result, self.permit.take(), self.start);
+        let timing = this.guarded.note(&result, this.permit.take(), this.start);
         Poll::Ready(Answer { result, timing })
     }
 }
@@ -292,9 +292,7 @@ fn in_scope<T>(scope: &mut Option<Box<dyn PollScope>>, run: impl FnOnce() -> T) 
     }
 }
 
-const fn circuit_open() -> StoreError {
-    StoreError::new(
-        StoreErrorKind::CircuitOpen,
-        "the store was not called, since it has failed several times in a row",
-    )
-}
+const CIRCUIT_OPEN: StoreError = StoreError::new(
+    StoreErrorKind::CircuitOpen,
+    "the store was not called, since it has failed several times in a row",
+);

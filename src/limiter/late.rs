@@ -37,7 +37,7 @@ impl Limiter {
             may_be_taken: true,
         });
         let late = self.clone().settle_late(answer, slots, cost);
-        self.inner.jobs.background.finish_late(late);
+        self.inner.shared.background.finish_late(late);
         Late::new(|cost| {
             let _ = end.send(cost); // fails if there is nothing to settle
         })

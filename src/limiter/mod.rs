@@ -93,27 +93,21 @@ struct LimiterCore {
     /// Whether a check whose caller leaves costs nothing.
     refunds_left: bool,
     denial_clock: refusals::DenialClock,
-    memory: Arc<Memory>,
-    jobs: Arc<Jobs>,
+    shared: Arc<Shared>,
 }
 
-/// The memory about identities, which the clones of a limiter share.
-#[derive(Default)]
-struct Memory {
+/// What the clones of a limiter share: the memory about identities, and the work that no request waits for.
+struct Shared {
     refusals: Arc<refusals::Refusals>,
     pauses: pauses::Pauses,
     queues: wait_queue::WaitQueues,
-}
-
-/// The work of the clones of a limiter that no request waits for.
-struct Jobs {
     background: Arc<BackRoom>,
     reports: Arc<reporter::Reports>,
-    strikes: Arc<bans::StrikeQueue>,
+    strikes: bans::StrikeQueue,
     keeper: Arc<slots::Keeper>,
 }
 
-impl Drop for Jobs {
+impl Drop for Shared {
     fn drop(&mut self) {
         self.reports.flush_rest();
     }
@@ -124,13 +118,14 @@ impl Limiter {
     pub fn new(store: impl Store) -> Self {
         let store: Arc<dyn Store> = Arc::new(store);
         let background = Arc::default();
-        let memory = Memory::default();
-        let strikes = bans::StrikeQueue::new(&memory.refusals, &background);
-        let jobs = Jobs {
+        let shared = Shared {
+            refusals: Arc::default(),
+            pauses: pauses::Pauses::default(),
+            queues: wait_queue::WaitQueues::default(),
             reports: Arc::new(reporter::Reports::new(store.clone(), &background)),
+            strikes: bans::StrikeQueue::default(),
             keeper: Arc::new(slots::Keeper::new(&background)),
             background,
-            strikes: Arc::new(strikes),
         };
         let inner = LimiterCore {
             fallback: Fallback::default(),
@@ -144,8 +139,7 @@ impl Limiter {
             refunds_left: false,
             denial_clock: refusals::own_clock(),
             guarded: Arc::new(GuardedStore::new(store)),
-            memory: Arc::new(memory),
-            jobs: Arc::new(jobs),
+            shared: Arc::new(shared),
         };
         Self {
             inner: Arc::new(inner),
@@ -284,7 +278,7 @@ impl Limiter {
     /// store publishes nothing. The last call holds for the limiter and its clones.
     #[must_use]
     pub fn publish_policies(self, publish: bool) -> Self {
-        let reports = &self.inner.jobs.reports;
+        let reports = &self.inner.shared.reports;
         reports.policies.switch(publish, &*reports.store);
         self
     }
@@ -296,7 +290,7 @@ impl Limiter {
     /// without spaces; other characters are left out. The last call holds for the limiter and its clones.
     #[must_use]
     pub fn process_label(self, label: Option<&str>) -> Self {
-        self.inner.jobs.reports.policies.set_label(label);
+        self.inner.shared.reports.policies.set_label(label);
         self
     }
 
@@ -329,7 +323,7 @@ impl Limiter {
     /// [`Here`](Background::Here). The last call holds for the limiter and its clones, from its next work on.
     #[must_use]
     pub fn background(self, place: Background) -> Self {
-        self.inner.jobs.background.set(place);
+        self.inner.shared.background.set(place);
         self
     }
 
@@ -383,14 +377,6 @@ impl Limiter {
         self.reset_each(slice::from_ref(policy), key).await
     }
 
-    /// Waits until the strikes of all denials so far are counted, and the bans that follow are made.
-    #[cfg(feature = "manual-clock")]
-    #[doc(hidden)]
-    pub async fn strikes_counted(&self) {
-        let inner = &self.inner;
-        inner.jobs.strikes.counted(&inner.guarded).await;
-    }
-
     /// Blocks an identity until a time, unless already blocked for longer; returns the block that now holds. See
     /// [blocks](crate::block#blocks). Pass a [`BlockRequest`] instead of a time to give a reason.
     ///
@@ -420,13 +406,13 @@ impl Limiter {
         // Read before the call: a remembered block must not outlast the store's.
         let now = Instant::now();
         let info = CallInfo::of(CallKind::Block, &[]);
-        let block = |store: &dyn Store| {
-            let key = key.clone();
-            let block = store.execute(Operation::Block { key, request });
-            block.read(answer_of!(Block))
+        let (guarded, refusals) = (&self.inner.guarded, &self.inner.shared.refusals);
+        let operation = Operation::Block {
+            key: key.clone(),
+            request,
         };
-        let block = self.inner.guarded.ask(To::Store, info, block).await?;
-        let refusals = &self.inner.memory.refusals;
+        let block = guarded.execute(To::Store, info, operation, answer_of!(Block));
+        let block = block.await?;
         refusals.note_made(key, block, until.span(), now);
         Ok(block)
     }
@@ -438,18 +424,16 @@ impl Limiter {
     /// When the store could not answer within the timeout, or keeps no blocks. The block may then still hold in the
     /// store, but this process forgets the block in any case.
     pub async fn unblock(&self, key: &Key) -> Result<(), StoreError> {
-        self.inner.jobs.strikes.forget(key);
+        self.inner.shared.strikes.forget(key);
         let info = CallInfo::of(CallKind::Unblock, &[]);
-        let unblock = |store: &dyn Store| {
-            let key = key.clone();
-            store.execute(Operation::Unblock { key }).map(drop)
-        };
-        let result = self.inner.guarded.ask(To::Store, info, unblock).await;
+        let (guarded, unblock) = (&self.inner.guarded, Operation::Unblock { key: key.clone() });
+        let result = guarded.execute(To::Store, info, unblock, |_| Some(()));
+        let result = result.await;
         // Forget even after an error: the store may have unblocked the identity.
-        let memory = &self.inner.memory;
-        memory.refusals.forget(key);
-        memory.pauses.forget(key);
-        memory.queues.wake_all(key);
+        let shared = &self.inner.shared;
+        shared.refusals.forget(key);
+        shared.pauses.forget(key);
+        shared.queues.wake_all(key);
         result
     }
 
@@ -510,7 +494,7 @@ impl Limiter {
         charges: &[Charge],
         account: Account,
     ) -> Result<Vec<Ranking>, StoreError> {
-        let reports = Arc::clone(&self.inner.jobs.reports);
+        let reports = Arc::clone(&self.inner.shared.reports);
         let begin = |_: &dyn Store| {
             StoreFuture::pending(async move {
                 reports.flush_account(&account).await?;
@@ -530,7 +514,7 @@ impl Limiter {
     #[cfg(feature = "manual-clock")]
     #[doc(hidden)]
     pub async fn policies_published(&self) -> Result<(), StoreError> {
-        let reports = &self.inner.jobs.reports;
+        let reports = &self.inner.shared.reports;
         reports.policies.publish(&*reports.store).await
     }
 }

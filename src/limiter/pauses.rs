@@ -95,7 +95,7 @@ impl Limiter {
         impl Future<Output = Result<Block, StoreError>> + Send + 'static,
     ) {
         let length = request.until().span().unwrap_or_default();
-        let (is_longer, is_new) = self.inner.memory.pauses.lengthen(key, length);
+        let (is_longer, is_new) = self.inner.shared.pauses.lengthen(key, length);
         if is_new {
             let (kind, reason) = (key.kind(), request.details().reason());
             warning::paused(kind, label, reason, length);
@@ -110,12 +110,12 @@ impl Limiter {
         let store = async move {
             let now = Instant::now();
             let stored = limiter.store_block(&key, request).await;
-            let memory = &limiter.inner.memory;
+            let shared = &limiter.inner.shared;
             if stored.is_err() {
                 let block = Block::begin(length.into(), BlockedBy::Pause, our_now_ms());
-                memory.refusals.note_longer(&key, block, length, now);
+                shared.refusals.note_longer(&key, block, length, now);
             }
-            memory.pauses.stored(&key, stored.as_ref().ok());
+            shared.pauses.stored(&key, stored.as_ref().ok());
             stored
         };
         (is_longer, store)

@@ -171,7 +171,7 @@ impl Limiter {
 
     /// Does work that [`finish`](Self::finish) waits for, from here on or in the back room.
     pub(crate) fn in_background(&self, work: impl Future<Output = ()> + Send + 'static) {
-        self.inner.jobs.background.finish(work);
+        self.inner.shared.background.finish(work);
     }
 
     /// Settles the part of a check at this place, where it was decided, and notes the result.
@@ -182,7 +182,7 @@ impl Limiter {
         timeout: Duration,
     ) -> Result<Usage, StoreError> {
         let (inner, is_local) = (&self.inner, part.usage().is_local());
-        let ending = inner.memory.refusals.settling(part);
+        let ending = inner.shared.refusals.settling(part);
         let settle = |store: &dyn Store| {
             let settle = Operation::Settle(part.clone());
             store.execute(settle).read(answer_of!(Settle))
@@ -199,7 +199,7 @@ impl Limiter {
         match &result {
             _ if part.usage().facts().origin == Origin::Late => {} // the decision was not reported
             Ok(usage) => {
-                inner.jobs.reports.contribute_settled(part, usage);
+                inner.shared.reports.contribute_settled(part, usage);
                 self.events().completion(call, is_local, timing);
                 self.notice(usage);
             }
@@ -209,7 +209,7 @@ impl Limiter {
             }
         }
         // Wake even after an error: the store may have settled the check.
-        inner.memory.queues.wake_settled(part);
+        inner.shared.queues.wake_settled(part);
         result
     }
 

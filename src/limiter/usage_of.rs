@@ -90,7 +90,7 @@ impl Limiter {
     /// [`InvalidRequest`](crate::error::StoreErrorKind::InvalidRequest) if this limiter has checked more than the 256
     /// policies that it remembers: it has reset these, and you reset the others by [`reset`](Self::reset).
     pub async fn reset_all(&self, key: &Key) -> Result<(), StoreError> {
-        let (policies, are_all) = self.inner.jobs.reports.policies.all_known();
+        let (policies, are_all) = self.inner.shared.reports.policies.all_known();
         self.reset_each(&policies, key).await?;
         if are_all { Ok(()) } else { Err(TOO_MANY) }
     }
@@ -101,7 +101,7 @@ impl Limiter {
         policies: &[Policy],
         key: &Key,
     ) -> Result<(), StoreError> {
-        let memory = &self.inner.memory;
+        let shared = &self.inner.shared;
         let charges = policies.iter();
         let charges = charges.map(|policy| Charge::new(policy, key.clone(), 0));
         let charges: Vec<Charge> = charges.collect();
@@ -113,7 +113,7 @@ impl Limiter {
         // The memory store answers at once, and its result does not matter.
         drop(self.inner.fallback.local.call(resets.clone()));
         let reset = policies.iter().map(|policy| (policy, key));
-        let ending = memory.refusals.giving_back(reset.clone());
+        let ending = shared.refusals.giving_back(reset.clone());
         let info = CallInfo::of(CallKind::Reset, &charges);
         let call = |store: &dyn Store| {
             let replies = store.call(resets);
@@ -122,7 +122,7 @@ impl Limiter {
         let result = self.inner.guarded.ask(To::Store, info, call).await;
         drop(ending);
         // Wake even after an error: the store may have reset some.
-        reset.for_each(|(policy, key)| memory.queues.wake(policy, key));
+        reset.for_each(|(policy, key)| shared.queues.wake(policy, key));
         result
     }
 }

@@ -22,14 +22,13 @@ use crate::domain::{
     check::Check,
     decision::{Decision, Usage},
     error::{ConfigError, StoreError},
-    operation::{Operation, answer_of},
+    operation::{Operation, Reply},
     policy::Policy,
     rule::millis,
     slots::{HeldSlots, Slots},
 };
 use crate::lock::lock;
 use crate::observe::{CallInfo, CallKind, Event, SlotChange};
-use crate::store::Store;
 use crate::timer::within;
 
 /// The slots that an admitted check holds. This process renews them in the [background](super#background-work), even if
@@ -108,7 +107,7 @@ impl Limiter {
             holdings.extend(taking.map(|charge| {
                 let holding =
                     self.holding(charge, HoldingState::Held { since_ms }, is_local, is_shadow);
-                let keeper = &self.inner.jobs.keeper;
+                let keeper = &self.inner.shared.keeper;
                 if !holding.is_renewed {
                     keeper.warn_of_early_expiry();
                 }
@@ -129,7 +128,7 @@ impl Limiter {
     ) -> Arc<Holding> {
         let rule = charge.policy().rules().first();
         let window_ms = rule.map_or(u64::MAX, |rule| millis(rule.window()));
-        let (number, subject) = self.inner.jobs.keeper.identity(charge);
+        let (number, subject) = self.inner.shared.keeper.identity(charge);
         Arc::new(Holding {
             limiter: self.clone(),
             charge: charge.clone(),
@@ -148,7 +147,7 @@ impl Limiter {
     /// Returns the slots that a check may have taken and that no caller holds: at once, and once more a timeout later if the
     /// store does not hold them yet, since the return may have overtaken the check.
     pub(super) fn return_unheld(&self, check: &Check) {
-        let (keeper, again_after) = (&self.inner.jobs.keeper, self.call_timeout());
+        let (keeper, again_after) = (&self.inner.shared.keeper, self.call_timeout());
         let charges = check.all_charges().iter();
         for charge in charges.filter(|charge| charge.takes_slots()) {
             let holding = self.holding(charge, HoldingState::Returned, false, false);
@@ -163,31 +162,30 @@ impl Limiter {
         slots: &Slots,
         is_local: bool,
     ) -> Result<HeldSlots, StoreError> {
-        let change = |store: &dyn Store| match kind {
-            CallKind::Renew => {
-                let renew = Operation::Renew(slots.clone());
-                store.execute(renew).read(answer_of!(Renew))
-            }
-            _ => {
-                let give_back = Operation::Return(slots.clone());
-                store.execute(give_back).read(answer_of!(Return))
-            }
+        let change = match kind {
+            CallKind::Renew => Operation::Renew,
+            _ => Operation::Return,
+        };
+        let read = |reply| match reply {
+            Reply::Renew(held) | Reply::Return(held) => Some(held),
+            _ => None,
         };
         let to = self.where_decided(is_local, self.call_timeout());
         let info = CallInfo::new(kind, slots.check());
-        self.inner.guarded.ask(to, info, change).await
+        let guarded = &self.inner.guarded;
+        guarded.execute(to, info, change(slots.clone()), read).await
     }
 
     /// Returns slots.
     async fn give_back(&self, slots: &Slots, is_local: bool) -> Result<HeldSlots, StoreError> {
-        let (memory, charge) = (&self.inner.memory, slots.charge());
+        let (shared, charge) = (&self.inner.shared, slots.charge());
         let (policy, key) = (charge.policy(), charge.key());
-        let ending = memory.refusals.giving_back([(policy, key)].into_iter());
+        let ending = shared.refusals.giving_back([(policy, key)].into_iter());
         let answer = self.change_slots(CallKind::Return, slots, is_local).await;
         drop(ending);
         // Wake even after an error: the store may have returned them.
         let returned = slots.ids().len() as u64;
-        memory.queues.wake_for_slots(policy, key, returned);
+        shared.queues.wake_for_slots(policy, key, returned);
         answer
     }
 
@@ -215,8 +213,8 @@ impl Limiter {
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub async fn finish(&self, max_wait: Duration) -> usize {
-        let background = &self.inner.jobs.background;
-        let keeper = &self.inner.jobs.keeper;
+        let background = &self.inner.shared.background;
+        let keeper = &self.inner.shared.keeper;
         let ended = async {
             while !keeper.held().is_empty() || background.left() > 0 {
                 keeper.held().iter().for_each(Holding::end);
@@ -385,7 +383,7 @@ impl Holding {
         *state = HoldingState::Returned;
         drop(state);
         if was_held {
-            self.limiter.inner.jobs.keeper.end(self, Duration::ZERO);
+            self.limiter.inner.shared.keeper.end(self, Duration::ZERO);
         }
     }
 
@@ -453,7 +451,7 @@ impl Holding {
         self.report(SlotChange::Lost);
         self.lost.notify_waiters();
         if !self.is_shadow {
-            self.limiter.inner.jobs.keeper.warn_of_loss();
+            self.limiter.inner.shared.keeper.warn_of_loss();
         }
         true
     }

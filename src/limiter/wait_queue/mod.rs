@@ -160,11 +160,11 @@ impl Waiter<'_> {
     }
 
     fn queues(&self) -> &WaitQueues {
-        &self.limiter.inner.memory.queues
+        &self.limiter.inner.shared.queues
     }
 
     fn pauses(&self) -> &Pauses {
-        &self.limiter.inner.memory.pauses
+        &self.limiter.inner.shared.pauses
     }
 
     async fn decide(&self) -> Resolution {

@@ -409,7 +409,7 @@ mod tests {
         assert!(
             limiter
                 .inner
-                .memory
+                .shared
                 .queues
                 .all
                 .lock()
@@ -427,7 +427,7 @@ mod tests {
 
     impl Wake for Waking {
         fn wake(self: Arc<Self>) {
-            let lock = self.limiter.inner.memory.queues.all.try_lock();
+            let lock = self.limiter.inner.shared.queues.all.try_lock();
             self.is_free.store(lock.is_ok(), SeqCst);
         }
     }
@@ -454,7 +454,7 @@ mod tests {
         assert!(caller.as_mut().poll(&mut context).is_pending());
         limiter
             .inner
-            .memory
+            .shared
             .queues
             .wake_all(check.charges()[0].key());
         assert!(waking.is_free.load(SeqCst));
@@ -476,7 +476,7 @@ mod tests {
             .await
             .into_result();
         assert!(decision.unwrap().is_allowed());
-        let keys = || limiter.inner.memory.queues.all.lock().unwrap().by_key.len();
+        let keys = || limiter.inner.shared.queues.all.lock().unwrap().by_key.len();
         assert_eq!(keys(), 0);
         {
             let mut waiting = [0, 1]
