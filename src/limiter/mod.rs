@@ -8,6 +8,7 @@ mod decide;
 mod events;
 mod fallback;
 mod first_of;
+mod given_back;
 mod guarded_store;
 pub(crate) mod jitter;
 mod late;
@@ -98,7 +99,7 @@ struct LimiterCore {
 
 /// What the clones of a limiter share: the memory about identities, and the work that no request waits for.
 struct Shared {
-    refusals: Arc<refusals::Refusals>,
+    refusals: refusals::Refusals,
     pauses: pauses::Pauses,
     queues: wait_queue::WaitQueues,
     background: Arc<BackRoom>,
@@ -119,7 +120,7 @@ impl Limiter {
         let store: Arc<dyn Store> = Arc::new(store);
         let background = Arc::default();
         let shared = Shared {
-            refusals: Arc::default(),
+            refusals: refusals::Refusals::default(),
             pauses: pauses::Pauses::default(),
             queues: wait_queue::WaitQueues::default(),
             reports: Arc::new(reporter::Reports::new(store.clone(), &background)),

@@ -182,7 +182,9 @@ impl Limiter {
         timeout: Duration,
     ) -> Result<Usage, StoreError> {
         let (inner, is_local) = (&self.inner, part.usage().is_local());
-        let ending = inner.shared.refusals.settling(part);
+        let charges = part.check().charges().iter().zip(part.costs());
+        let lowered = charges.filter(|(charge, cost)| **cost < charge.cost());
+        let _given_back = self.giving_back(lowered.map(|(charge, _)| charge), 0);
         let settle = |store: &dyn Store| {
             let settle = Operation::Settle(part.clone());
             store.execute(settle).read(answer_of!(Settle))
@@ -191,7 +193,6 @@ impl Limiter {
         (call.final_costs, call.shares_call) = (part.costs(), place > 0);
         let to = self.where_decided(is_local, timeout);
         let Answer { result, timing } = inner.guarded.answer(to, || call, settle).await;
-        drop(ending);
         let result = result.map(|usage| match is_local {
             true => usage.made_by(Origin::Local),
             false => usage,
@@ -208,8 +209,6 @@ impl Limiter {
                 self.events().error(call, error, outcome, timing);
             }
         }
-        // Wake even after an error: the store may have settled the check.
-        inner.shared.queues.wake_settled(part);
         result
     }
 

@@ -101,7 +101,6 @@ impl Limiter {
         policies: &[Policy],
         key: &Key,
     ) -> Result<(), StoreError> {
-        let shared = &self.inner.shared;
         let charges = policies.iter();
         let charges = charges.map(|policy| Charge::new(policy, key.clone(), 0));
         let charges: Vec<Charge> = charges.collect();
@@ -112,17 +111,12 @@ impl Limiter {
         let resets: Vec<Operation> = policies.iter().map(reset).collect();
         // The memory store answers at once, and its result does not matter.
         drop(self.inner.fallback.local.call(resets.clone()));
-        let reset = policies.iter().map(|policy| (policy, key));
-        let ending = shared.refusals.giving_back(reset.clone());
+        let _given_back = self.giving_back(&charges, usize::MAX);
         let info = CallInfo::of(CallKind::Reset, &charges);
         let call = |store: &dyn Store| {
             let replies = store.call(resets);
             replies.then(|replies| replies?.into_iter().try_for_each(|it| it.map(drop)))
         };
-        let result = self.inner.guarded.ask(To::Store, info, call).await;
-        drop(ending);
-        // Wake even after an error: the store may have reset some.
-        reset.for_each(|(policy, key)| shared.queues.wake(policy, key));
-        result
+        self.inner.guarded.ask(To::Store, info, call).await
     }
 }

@@ -36,9 +36,7 @@ use crate::{
         check::Check,
         decision::{Blocked, Decision},
         key::Key,
-        policy::Policy,
         rule::millis,
-        settlement::Settlement,
         wanted::BLOCKS,
     },
 };
@@ -207,45 +205,10 @@ impl Refusals {
             .collect()
     }
 
-    /// Ends the denials that a settlement can end, when the returned guard is dropped.
-    pub(super) fn settling(self: &Arc<Self>, settlement: &Settlement) -> Option<GivenBack> {
-        let charges = settlement.check().charges().iter();
-        let lowered = charges.zip(settlement.costs());
-        let lowered = lowered.filter(|(charge, cost)| **cost < charge.cost());
-        self.giving_back(lowered.map(|(charge, _)| (charge.policy(), charge.key())))
-    }
-
-    /// Ends the denials that giving back units under these policies and keys can end, when the returned guard is dropped.
-    pub(super) fn giving_back<'a>(
-        self: &Arc<Self>,
-        units: impl Iterator<Item = (&'a Policy, &'a Key)>,
-    ) -> Option<GivenBack> {
-        let refunds = self.refunds.get()?;
-        let group = |(policy, key): (&Policy, _)| self.denials.hash((policy.name(), key));
-        Some(GivenBack {
-            groups: units.map(|it| refunds.group(group(it))).collect(),
-            refusals: Arc::clone(self),
-        })
-    }
-
-    /// Ends the denials of an identity whose blocks have changed.
-    fn end_denials_of(&self, key: &Key) {
+    /// Ends the denials that a change of an identity can end: of its blocks, or under the policy of this name.
+    pub(super) fn end_denials_of(&self, identity: impl Hash) {
         if let Some(refunds) = self.refunds.get() {
-            refunds.note(refunds.group(self.denials.hash(key)));
-        }
-    }
-}
-
-/// The units of a call that gives some back. They are recorded on drop: after the store's answer or error, or when the caller has left.
-pub(super) struct GivenBack {
-    refusals: Arc<Refusals>,
-    groups: Vec<usize>,
-}
-
-impl Drop for GivenBack {
-    fn drop(&mut self) {
-        if let Some(refunds) = self.refusals.refunds.get() {
-            self.groups.iter().for_each(|group| refunds.note(*group));
+            refunds.note(refunds.group(self.denials.hash(identity)));
         }
     }
 }
@@ -402,12 +365,11 @@ impl KnownBlock {
 
     /// Bans and pauses leave before operators' blocks, and those that end first before the others.
     fn rank(&self, now: Instant) -> (bool, bool, bool, Option<Instant>, u64) {
-        let is_operators = self.block.source() == BlockedBy::Operator;
-        let (ends, is_permanent) = (self.ends, self.ends.is_none());
+        let (ends, is_operators) = (self.ends, self.block.source() == BlockedBy::Operator);
         (
             self.holds(now),
             is_operators,
-            is_permanent,
+            ends.is_none(),
             ends,
             self.number,
         )

@@ -178,15 +178,8 @@ impl Limiter {
 
     /// Returns slots.
     async fn give_back(&self, slots: &Slots, is_local: bool) -> Result<HeldSlots, StoreError> {
-        let (shared, charge) = (&self.inner.shared, slots.charge());
-        let (policy, key) = (charge.policy(), charge.key());
-        let ending = shared.refusals.giving_back([(policy, key)].into_iter());
-        let answer = self.change_slots(CallKind::Return, slots, is_local).await;
-        drop(ending);
-        // Wake even after an error: the store may have returned them.
-        let returned = slots.ids().len() as u64;
-        shared.queues.wake_for_slots(policy, key, returned);
-        answer
+        let _given_back = self.giving_back([slots.charge()], slots.ids().len());
+        self.change_slots(CallKind::Return, slots, is_local).await
     }
 
     /// Ends the work of this limiter and its clones: returns all slots that they hold, and waits until these and earlier

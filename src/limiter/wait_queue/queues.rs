@@ -20,7 +20,6 @@ use crate::{
         decision::{Decision, Denial},
         key::Key,
         policy::Policy,
-        settlement::Settlement,
     },
     limiter::{FOR_EVER, events::Events},
     lock::lock,
@@ -104,44 +103,27 @@ impl WaitQueues {
 
     /// How many callers wait for this key.
     pub(super) fn waiting(&self, key: &Key) -> usize {
-        let queues = lock(&self.all).of_key(key);
+        let queues = lock(&self.all).of_key(key, |_| true);
         queues.iter().map(|queue| queue.tickets.load(Relaxed)).sum()
     }
 
-    /// Wakes the callers that wait for this key under a policy of this name, after units were given back.
-    pub(in crate::limiter) fn wake(&self, policy: &Policy, key: &Key) {
-        self.wake_queues(key, |queue| queue.check.charges(policy, key));
-    }
-
-    /// Wakes at most one queue for each returned slot, in turn, so that a slot never wakes the callers of all queues.
-    /// If the slot stays unused, the others ask soon anyway.
-    pub(in crate::limiter) fn wake_for_slots(&self, policy: &Policy, key: &Key, returned: u64) {
-        let queues = lock(&self.all).next_for_slots(policy, key, returned);
+    /// Wakes the callers that wait for this key under a policy of this name, after units or so many slots were given back. A
+    /// slot wakes at most one queue, in turn, so that it never wakes the callers of all queues: if it stays unused, the
+    /// others ask soon anyway.
+    pub(in crate::limiter) fn wake(&self, policy: &Policy, key: &Key, slots: usize) {
+        let mut all = lock(&self.all);
+        let queues = match policy.is_concurrency() {
+            true => all.next_for_slots(policy, key, slots),
+            false => all.of_key(key, |queue| queue.charges(policy, key)),
+        };
+        drop(all); // a waker is foreign code, and may drop a caller that is in a queue
         queues.iter().for_each(|queue| queue.wake());
     }
 
     /// Wakes the callers that wait for a key, under any policy.
     pub(in crate::limiter) fn wake_all(&self, key: &Key) {
-        self.wake_queues(key, |_| true);
-    }
-
-    /// Wakes without the lock of all queues: a waker is foreign code, and may drop a caller that is in one of them.
-    fn wake_queues(&self, key: &Key, is_meant: impl Fn(&WaitQueue) -> bool) {
-        let queues = lock(&self.all).of_key(key);
-        queues
-            .iter()
-            .filter(|queue| is_meant(queue))
-            .for_each(|queue| queue.wake());
-    }
-
-    /// Wakes the callers that wait for any charge that the settlement reduces.
-    pub(in crate::limiter) fn wake_settled(&self, settlement: &Settlement) {
-        let charges = settlement.check().charges().iter();
-        for (charge, cost) in charges.zip(settlement.costs()) {
-            if *cost < charge.cost() {
-                self.wake(charge.policy(), charge.key());
-            }
-        }
+        let queues = lock(&self.all).of_key(key, |_| true);
+        queues.iter().for_each(|queue| queue.wake());
     }
 }
 
@@ -174,13 +156,19 @@ impl Queues {
         queue
     }
 
-    fn of_key(&self, key: &Key) -> Vec<Arc<WaitQueue>> {
+    fn of_key(&self, key: &Key, is_meant: impl Fn(&QueueOf) -> bool) -> Vec<Arc<WaitQueue>> {
         let of_key = self.by_key.get(key).into_iter();
-        of_key.flat_map(|it| it.queues.values().cloned()).collect()
+        let queues = of_key.flat_map(|it| it.queues.values());
+        queues.filter(|it| is_meant(&it.check)).cloned().collect()
     }
 
     /// The queues whose turn it is to get a returned slot, among those that wait for nothing else.
-    fn next_for_slots(&mut self, policy: &Policy, key: &Key, returned: u64) -> Vec<Arc<WaitQueue>> {
+    fn next_for_slots(
+        &mut self,
+        policy: &Policy,
+        key: &Key,
+        returned: usize,
+    ) -> Vec<Arc<WaitQueue>> {
         let Some(OfKey { queues, next }) = self.by_key.get_mut(key) else {
             return Vec::new();
         };
@@ -188,8 +176,7 @@ impl Queues {
         let fit = in_turn
             .map(|(_, queue)| queue)
             .filter(|queue| queue.check.charges(policy, key) && queue.valid_denial().is_none());
-        let most = usize::try_from(returned).unwrap_or(usize::MAX);
-        let woken: Vec<_> = fit.take(most).cloned().collect();
+        let woken: Vec<_> = fit.take(returned).cloned().collect();
         *next = woken.last().map_or(*next, |last| last.number + 1);
         woken
     }
