@@ -102,13 +102,6 @@ pub(super) enum Ask {
 }
 
 impl Ask {
-    const fn to<'a>(self) -> To<'a> {
-        match self {
-            Self::Try(time) => To::StoreFor(time),
-            Self::Once | Self::Waiting => To::Store,
-        }
-    }
-
     pub(super) const fn is_try(self) -> bool {
         matches!(self, Self::Try(_))
     }
@@ -270,7 +263,11 @@ impl Limiter {
                 asked.question = question;
                 let info = || CallInfo::new(kind, &check);
                 let begin = |store: &dyn Store| store.check(&check);
-                inner.guarded.call(ask.to(), info, begin)
+                let time = match ask {
+                    Ask::Try(time) => time,
+                    Ask::Once | Ask::Waiting => inner.guarded.timeout,
+                };
+                inner.guarded.call(To::Store(time), info, begin)
             }
         };
         match call {

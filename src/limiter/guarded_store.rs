@@ -17,15 +17,12 @@ use super::{
 use crate::{
     background::is_first_look,
     domain::{
-        block::Block,
-        decision::{Decision, Usage},
+        decision::Decision,
         error::{StoreError, StoreErrorKind},
         operation::{Operation, Reply},
-        report::Ranking,
-        slots::HeldSlots,
     },
     observe::{CallInfo, PollScope, RequestOutcome, Timing},
-    store::{Left, Store, StoreFuture, TIMED_OUT},
+    store::{ANOTHER_REPLY, Left, Store, StoreFuture, TIMED_OUT},
     timer::LazySleep,
 };
 
@@ -42,10 +39,8 @@ pub(super) struct GuardedStore {
 /// The target of a call.
 #[derive(Clone, Copy)]
 pub(super) enum To<'a> {
-    /// To the store, for as long as a request may wait.
-    Store,
-    /// The same for so long: no request waits, or one that has already waited. If it is zero, nothing is called.
-    StoreFor(Duration),
+    /// To the store, for so long. If that is zero, nothing is called.
+    Store(Duration),
     /// To the memory of this process, which needs no permit.
     Local(&'a dyn Store),
 }
@@ -103,13 +98,9 @@ impl GuardedStore {
     ) -> Calling<T> {
         let (store, permit) = match to {
             To::Local(store) => (store, None),
-            To::StoreFor(Duration::ZERO) => {
-                return self.uncalled(Err(TIMED_OUT.unsent_if(true)));
-            }
-            To::Store | To::StoreFor(_) => match self.breaker.permit() {
-                None => {
-                    return self.uncalled(Err(CIRCUIT_OPEN));
-                }
+            To::Store(Duration::ZERO) => return self.uncalled(Err(TIMED_OUT.unsent_if(true))),
+            To::Store(_) => match self.breaker.permit() {
+                None => return self.uncalled(Err(CIRCUIT_OPEN)),
                 permit => (&*self.store, permit),
             },
         };
@@ -125,8 +116,8 @@ impl GuardedStore {
             Err(answer) => answer,
         };
         let timeout = match to {
-            To::StoreFor(timeout) => timeout,
-            To::Store | To::Local(_) => self.timeout,
+            To::Store(timeout) => timeout,
+            To::Local(_) => self.timeout,
         };
         answer.set_timeout(timeout);
         Calling::Waits(Call {
@@ -150,40 +141,28 @@ impl GuardedStore {
         })
     }
 
-    /// Calls the store, and waits for the answer.
-    pub(super) async fn answer<'a, T: StoreAnswer>(
-        self: &Arc<Self>,
-        to: To<'_>,
-        info: impl Fn() -> CallInfo<'a>,
-        begin: impl FnOnce(&dyn Store) -> StoreFuture<T>,
-    ) -> Answer<T> {
-        match self.call(to, info, begin) {
-            Calling::Ready(answer) => answer,
-            Calling::Waits(call) => call.await,
-        }
-    }
-
     /// Executes an operation that no request waits for, and reports its end.
-    pub(super) async fn execute<T: StoreAnswer>(
+    pub(super) async fn execute<T>(
         self: &Arc<Self>,
         to: To<'_>,
         info: CallInfo<'_>,
         operation: Operation,
         read: fn(Reply) -> Option<T>,
     ) -> Result<T, StoreError> {
-        let begin = |store: &dyn Store| store.execute(operation).read(read);
-        self.ask(to, info, begin).await
+        let begin = |store: &dyn Store| store.execute(operation);
+        self.ask(to, info, begin, read).await
     }
 
     /// Makes a call that no request waits for, and reports its end.
-    pub(super) async fn ask<T: StoreAnswer>(
+    pub(super) async fn ask<T>(
         self: &Arc<Self>,
         to: To<'_>,
         info: CallInfo<'_>,
-        begin: impl FnOnce(&dyn Store) -> StoreFuture<T>,
+        begin: impl FnOnce(&dyn Store) -> StoreFuture<Reply>,
+        read: fn(Reply) -> Option<T>,
     ) -> Result<T, StoreError> {
         let local = matches!(to, To::Local(_));
-        let Answer { result, timing } = self.answer(to, || info, begin).await;
+        let Answer { result, timing } = self.answer(to, info, begin, read).await;
         match &result {
             Ok(_) => self.events.completion(info, local, timing),
             Err(error) => self
@@ -191,6 +170,22 @@ impl GuardedStore {
                 .error(info, error, RequestOutcome::Failed, timing),
         }
         result
+    }
+
+    /// Calls the store, and waits for the answer. A reply to another operation is an error.
+    pub(super) async fn answer<T>(
+        self: &Arc<Self>,
+        to: To<'_>,
+        info: CallInfo<'_>,
+        begin: impl FnOnce(&dyn Store) -> StoreFuture<Reply>,
+        read: fn(Reply) -> Option<T>,
+    ) -> Answer<T> {
+        let Answer { result, timing } = match self.call(to, || info, begin) {
+            Calling::Ready(answer) => answer,
+            Calling::Waits(call) => call.await,
+        };
+        let result = result.and_then(|reply| read(reply).ok_or(ANOTHER_REPLY));
+        Answer { result, timing }
     }
 
     fn start(&self) -> Option<Instant> {
@@ -228,11 +223,7 @@ impl StoreAnswer for Decision {
     }
 }
 
-impl StoreAnswer for () {}
-impl StoreAnswer for Block {}
-impl StoreAnswer for Vec<Ranking> {}
-impl StoreAnswer for HeldSlots {}
-impl StoreAnswer for Usage {}
+impl StoreAnswer for Reply {}
 
 impl<T> Call<T> {
     /// Leaves the call.

@@ -412,7 +412,12 @@ impl Limiter {
             key: key.clone(),
             request,
         };
-        let block = guarded.execute(To::Store, info, operation, answer_of!(Block));
+        let block = guarded.execute(
+            To::Store(guarded.timeout),
+            info,
+            operation,
+            answer_of!(Block),
+        );
         let block = block.await?;
         refusals.note_made(key, block, until.span(), now);
         Ok(block)
@@ -428,7 +433,7 @@ impl Limiter {
         self.inner.shared.strikes.forget(key);
         let info = CallInfo::of(CallKind::Unblock, &[]);
         let (guarded, unblock) = (&self.inner.guarded, Operation::Unblock { key: key.clone() });
-        let result = guarded.execute(To::Store, info, unblock, |_| Some(()));
+        let result = guarded.execute(To::Store(guarded.timeout), info, unblock, |_| Some(()));
         let result = result.await;
         // Forget even after an error: the store may have unblocked the identity.
         let shared = &self.inner.shared;
@@ -499,12 +504,12 @@ impl Limiter {
         let begin = |_: &dyn Store| {
             StoreFuture::pending(async move {
                 reports.flush_account(&account).await?;
-                let rankings = reports.store.execute(Operation::Rankings(account));
-                rankings.read(answer_of!(Rankings)).await
+                reports.store.execute(Operation::Rankings(account)).await
             })
         };
         let info = CallInfo::of(CallKind::Peek, charges);
-        self.inner.guarded.ask(To::Store, info, begin).await
+        let (guarded, to) = (&self.inner.guarded, To::Store(self.call_timeout()));
+        guarded.ask(to, info, begin, answer_of!(Rankings)).await
     }
 
     /// Publishes the known policies now.

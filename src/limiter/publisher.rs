@@ -128,23 +128,6 @@ impl Known {
             noted.uses = noted.uses.max(1);
         }
     }
-
-    /// The policies that a reload replaced after their last use.
-    fn replaced(&mut self) -> Vec<PublishedPolicy> {
-        let mut replaced = Vec::new();
-        for (policy, noted) in &mut self.policies {
-            noted.is_over = policy.marks().is_replaced_after(noted.number);
-            if noted.is_over {
-                noted.uses = 0;
-                let published = noted.published.clone();
-                replaced.extend(published.map(|it| PublishedPolicy {
-                    is_replaced: true,
-                    ..it
-                }));
-            }
-        }
-        replaced
-    }
 }
 
 impl Publisher {
@@ -275,12 +258,19 @@ impl Publisher {
     fn begin(&self) -> Vec<PublishedPolicy> {
         let mut known = lock(&self.known);
         known.due_in = jitter::around(REFRESH).as_secs();
-        let replaced = known.replaced();
-        let mut used = Vec::new();
-        for noted in known.policies.values_mut() {
-            noted.is_sent = mem::take(&mut noted.uses) > 0;
-            let published = noted.published.as_ref().filter(|_| noted.is_sent);
-            used.extend(published.cloned());
+        let (mut used, mut replaced) = (Vec::new(), Vec::new());
+        for (policy, noted) in &mut known.policies {
+            noted.is_over = policy.marks().is_replaced_after(noted.number);
+            noted.is_sent = mem::take(&mut noted.uses) > 0 && !noted.is_over;
+            let published = noted.published.iter().cloned();
+            if noted.is_over {
+                replaced.extend(published.map(|it| PublishedPolicy {
+                    is_replaced: true,
+                    ..it
+                }));
+            } else if noted.is_sent {
+                used.extend(published);
+            }
         }
         self.number.store(next_number(), Relaxed);
         PublishedPolicy::note_shared_names(&mut used);

@@ -60,18 +60,14 @@ impl Reports {
         }
     }
 
-    /// Reports what is left, in the background, when the last limiter is dropped.
+    /// Reports what is left, in the background.
     pub(super) fn flush_rest(self: &Arc<Self>) {
         if self.tallies.has_news() {
-            self.flush_now();
+            let reports = Arc::clone(self);
+            self.background.finish(async move {
+                reports.flush().await;
+            });
         }
-    }
-
-    fn flush_now(self: &Arc<Self>) {
-        let reports = Arc::clone(self);
-        self.background.finish(async move {
-            reports.flush().await;
-        });
     }
 
     /// Counts the final outcome of a request for the list of denials.
@@ -85,7 +81,7 @@ impl Reports {
         if !self.store.is_private() {
             self.ensure_running();
         } else if self.tallies.fills_up() {
-            self.flush_now();
+            self.flush_rest();
         }
     }
 

@@ -185,14 +185,12 @@ impl Limiter {
         let charges = part.check().charges().iter().zip(part.costs());
         let lowered = charges.filter(|(charge, cost)| **cost < charge.cost());
         let _given_back = self.giving_back(lowered.map(|(charge, _)| charge), 0);
-        let settle = |store: &dyn Store| {
-            let settle = Operation::Settle(part.clone());
-            store.execute(settle).read(answer_of!(Settle))
-        };
+        let settle = |store: &dyn Store| store.execute(Operation::Settle(part.clone()));
         let mut call = CallInfo::new(CallKind::Settle, part.check());
         (call.final_costs, call.shares_call) = (part.costs(), place > 0);
         let to = self.where_decided(is_local, timeout);
-        let Answer { result, timing } = inner.guarded.answer(to, || call, settle).await;
+        let answer = inner.guarded.answer(to, call, settle, answer_of!(Settle));
+        let Answer { result, timing } = answer.await;
         let result = result.map(|usage| match is_local {
             true => usage.made_by(Origin::Local),
             false => usage,
@@ -216,7 +214,7 @@ impl Limiter {
     pub(super) fn where_decided(&self, is_local: bool, timeout: Duration) -> To<'_> {
         match is_local {
             true => To::Local(&self.inner.fallback.local),
-            false => To::StoreFor(timeout),
+            false => To::Store(timeout),
         }
     }
 }

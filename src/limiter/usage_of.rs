@@ -8,7 +8,7 @@ use crate::{
         decision::{Decision, Report},
         error::StoreError,
         key::Key,
-        operation::Operation,
+        operation::{Operation, Reply},
         policies::CurrentPolicy,
         policy::Policy,
     },
@@ -115,8 +115,13 @@ impl Limiter {
         let info = CallInfo::of(CallKind::Reset, &charges);
         let call = |store: &dyn Store| {
             let replies = store.call(resets);
-            replies.then(|replies| replies?.into_iter().try_for_each(|it| it.map(drop)))
+            replies.then(|replies| {
+                replies?
+                    .into_iter()
+                    .try_fold(Reply::Reset, |_, reply| reply)
+            })
         };
-        self.inner.guarded.ask(To::Store, info, call).await
+        let (guarded, to) = (&self.inner.guarded, To::Store(self.call_timeout()));
+        guarded.ask(to, info, call, |_| Some(())).await
     }
 }

@@ -324,15 +324,10 @@ fn messages(holdings: Vec<Arc<Holding>>) -> Vec<Vec<Arc<Holding>>> {
 
 /// The slots of holdings of one key, and the first of these.
 fn message(holdings: &[Arc<Holding>]) -> (&Holding, Slots) {
-    let (first, ids) = (
-        &holdings[0],
-        holdings.iter().flat_map(|it| it.charge.slots()),
-    );
-    let charge = &first.charge;
-    (
-        first,
-        Slots::new(charge.policy(), charge.key(), ids.collect()),
-    )
+    let first = &holdings[0];
+    let ids = holdings.iter().flat_map(|it| it.charge.slots()).collect();
+    let slots = Slots::new(first.charge.policy(), first.charge.key(), ids);
+    (first, slots)
 }
 
 /// The task. If its runtime ends, or it has found no place, the next slot starts another.

@@ -38,12 +38,13 @@ use crate::timer::within;
 /// this process was stopped for longer than the slot's expiry. Then others may take your slot: see
 /// [`lost`](Self::lost).
 #[must_use = "the slots are returned when you drop this"]
+#[derive(Debug)]
 pub struct Slot {
     holdings: SmallVec<[Arc<Holding>; 1]>,
 }
 
 /// Watches a [`Slot`] that something else holds.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct SlotWatch {
     /// Shadows are left out: the loss of their slots changes nothing.
     holdings: SmallVec<[Arc<Holding>; 1]>,
@@ -450,17 +451,9 @@ impl Holding {
     }
 }
 
-impl fmt::Debug for Slot {
+impl fmt::Debug for Holding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Slot")
-            .field("is_held", &self.is_held())
-            .finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for SlotWatch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SlotWatch")
+        f.debug_struct("Holding")
             .field("is_held", &self.is_held())
             .finish_non_exhaustive()
     }
