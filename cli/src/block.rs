@@ -114,8 +114,7 @@ struct Done {
 pub(crate) fn block(args: &BlockArgs, settings: &Settings, output: &mut Output) -> Result<bool> {
     let named = args.identities.named(settings.ipv6_prefix())?;
     server::block_on(settings, async {
-        let (store, inspector) = server::connect(settings).await?;
-        let limiter = server::limiter(store, settings);
+        let (limiter, inspector) = server::connect(settings).await?;
         let published = inspector.policies().await.unwrap_or_default();
         let doubts = Doubts::new(&inspector, &published).await;
         // Look before a block is stored, since it would hide that the service does not know the identity.
@@ -239,7 +238,7 @@ pub(crate) fn unblock(
         confirm::possible("nothing was unblocked")?;
     }
     server::block_on(settings, async {
-        let (store, inspector) = server::connect(settings).await?;
+        let (limiter, inspector) = server::connect(settings).await?;
         let (named, missing) = match args.all {
             true => all_blocked(&inspector).await?,
             false => (args.identities.named(settings.ipv6_prefix())?, Ok(())),
@@ -249,7 +248,6 @@ pub(crate) fn unblock(
             anstream::eprintln!("Nothing was unblocked.");
             return Ok(false);
         }
-        let limiter = server::limiter(store, settings);
         let doubts = OnceCell::new();
         let work = async |named: &Named| unblock_one(named, &limiter, &inspector, &doubts).await;
         let of = ("unblocked", args.all || args.identities.is_list());

@@ -8,7 +8,7 @@ use super::text::{date_time, printable, span};
 use super::{Error, Result};
 
 /// A block as JSON; fields are only ever added.
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 pub(crate) struct BlockReport {
     /// In ms since the Unix epoch; null: forever.
     pub(crate) until_ms: Option<u64>,

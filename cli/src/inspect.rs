@@ -19,12 +19,7 @@ pub(crate) struct ExplainArgs {
 }
 
 pub(crate) fn run(args: &ReadArgs, settings: &Settings, output: &mut Output) -> Result<bool> {
-    let mut reports = read(args, settings, None)?;
-    for report in &mut reports {
-        report.unreadable_block.take().map_or(Ok(()), Err)?;
-    }
-    show(&reports, output)?;
-    Ok(true)
+    show_all(args, settings, None, output).map(|_| true)
 }
 
 pub(crate) fn explain(
@@ -32,16 +27,16 @@ pub(crate) fn explain(
     settings: &Settings,
     output: &mut Output,
 ) -> Result<bool> {
-    let mut reports = read(&args.read, settings, Some(args.cost))?;
-    for report in &mut reports {
-        report.unreadable().map_or(Ok(()), Err)?;
-    }
-    show(&reports, output)?;
-    Ok(reports.iter().all(|report| report.verdict.passes))
+    show_all(&args.read, settings, Some(args.cost), output)
 }
 
-/// Reads all identities. With a cost, the limits are needed.
-fn read(args: &ReadArgs, settings: &Settings, cost: Option<u64>) -> Result<Vec<Report>> {
+/// Reads and shows all identities. With a cost, the limits are needed, and all counts. Returns whether a request passes.
+fn show_all(
+    args: &ReadArgs,
+    settings: &Settings,
+    cost: Option<u64>,
+    output: &mut Output,
+) -> Result<bool> {
     server::inspect(settings, async |inspector| {
         let limits = args.limits(settings, &inspector).await?;
         if limits.policies.is_none() && cost.is_some() {
@@ -50,19 +45,27 @@ fn read(args: &ReadArgs, settings: &Settings, cost: Option<u64>) -> Result<Vec<R
         let mut reports = Vec::new();
         for named in args.identities.named(settings.ipv6_prefix())? {
             let reader = args.reader(&inspector, &limits, named).await?;
-            let mut report = reader.read(cost.unwrap_or(1)).await?;
-            reader.complete(&mut report).await;
+            let mut report = Report::read(&reader, cost.unwrap_or(1)).await?;
+            report.complete(&reader).await;
+            let unreadable = match cost {
+                Some(_) => report.unreadable(),
+                None => report.unreadable_block.take(),
+            };
+            unreadable.map_or(Ok(()), Err)?;
             reports.push(report);
         }
-        Ok(reports)
+        show(&reports, output)
     })
 }
 
 /// Shows one identity, or the several identities of one request: it passes if all do.
-fn show(reports: &[Report], output: &mut Output) -> Result<()> {
-    let passes = reports.iter().all(|report| report.verdict.passes);
+fn show(reports: &[Report<'_>], output: &mut Output) -> Result<bool> {
+    let fails = reports.iter().filter(|report| !report.verdict.passes);
+    let fails: Vec<&str> = fails.map(|report| report.title.as_str()).collect();
+    let passes = fails.is_empty();
     if let ([_, _, ..], true) = (reports, output.is_json()) {
-        return output.document(&json!({ "passes": passes, "identities": reports }));
+        output.document(&json!({ "passes": passes, "identities": reports }))?;
+        return Ok(passes);
     }
     for report in reports {
         output.report(report, |report, output| {
@@ -70,14 +73,13 @@ fn show(reports: &[Report], output: &mut Output) -> Result<()> {
             report.write_answer(output)
         })?;
     }
-    let fails = reports.iter().filter(|report| !report.verdict.passes);
-    let fails: Vec<&str> = fails.map(|report| report.title.as_str()).collect();
-    match (reports.len(), fails.is_empty()) {
-        (0 | 1, _) => Ok(()),
-        (_, true) => output.styled(GOOD, "A request of all of these passes."),
+    match (reports.len(), passes) {
+        (0 | 1, _) => {}
+        (_, true) => output.styled(GOOD, "A request of all of these passes.")?,
         (_, false) => output.line(format!(
             "{BAD}A request of all of these does not pass:{BAD:#} see {}.",
             fails.join(", ")
-        )),
+        ))?,
     }
+    Ok(passes)
 }

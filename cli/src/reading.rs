@@ -5,15 +5,13 @@ use std::path::PathBuf;
 use std::time::SystemTime;
 
 use clap::Args;
-use sluicegate::store::redis::inspect::{Inspector, StoredName};
+use sluicegate::store::redis::inspect::{Inspector, StoredBlock, StoredName, StoredResult};
 use sluicegate::{Key, Policy};
 
-use super::denied::DenialReport;
 use super::error::warn;
 use super::hints::{Hints, Why};
 use super::identity::{IdentitiesArgs, Named};
 use super::published::{Differing, Limits};
-use super::report::{Report, Snapshot};
 use super::scan::{DEFAULT_LOAD, Scan};
 use super::text::millis;
 use super::{Result, Settings, published};
@@ -41,14 +39,31 @@ pub(crate) struct ReadArgs {
 /// The server and the policies to read from.
 pub(crate) struct Reader<'a> {
     args: &'a ReadArgs,
-    inspector: &'a Inspector,
+    pub(crate) inspector: &'a Inspector,
     pub(crate) named: Named,
     /// The keys to read, each with its policies: none without known limits, several if plans share the name.
     /// Slots have a key for each expiry.
     keys: Vec<(StoredName, Vec<Policy>)>,
     pub(crate) limits: &'a Limits,
     /// The reason why a block may have no effect; `None` if that is not known.
-    unenforced: Option<String>,
+    pub(crate) unenforced: Option<String>,
+}
+
+/// A key, the policies, and the stored value.
+pub(crate) type Read<'a> = (&'a StoredName, &'a [Policy], StoredResult);
+
+/// Everything that is stored for an identity at one time.
+pub(crate) struct Snapshot<'a> {
+    pub(crate) reader: &'a Reader<'a>,
+    /// The server's clock.
+    pub(crate) now_ms: u64,
+    pub(crate) values: Vec<Read<'a>>,
+    /// The block of the identity. Independent of the counts.
+    pub(crate) block: StoredBlock,
+    /// The denials that count towards a ban, independent of the policy.
+    pub(crate) strikes: StoredResult,
+    /// The labels of processes that hold slots.
+    pub(crate) processes: HashMap<u64, String>,
 }
 
 impl ReadArgs {
@@ -111,14 +126,10 @@ impl ReadArgs {
 }
 
 impl Reader<'_> {
-    /// Reads once, for a request of this cost.
-    pub(crate) async fn read(&self, cost: u64) -> Result<Report> {
+    /// Reads once.
+    pub(crate) async fn read(&self) -> Result<Snapshot<'_>> {
         let stored = self.stored().await;
-        let stored =
-            stored.map_err(|error| error.at(self.inspector.node_address(&self.named.key)))?;
-        let mut report = Report::of(&stored, cost)?;
-        report.title = self.named.title(&report.identity);
-        Ok(report)
+        stored.map_err(|error| error.at(self.inspector.node_address(&self.named.key)))
     }
 
     async fn stored(&self) -> Result<Snapshot<'_>> {
@@ -134,14 +145,8 @@ impl Reader<'_> {
             has_slots |= name.slots_expire_after_ms().is_some() && matches!(value, Ok(Some(_)));
             values.push((name, &policies[..], value));
         }
-        let is_read = |it: &&Differing| self.reads(&it.policy);
-        let differing = self.limits.differing.iter().filter(is_read);
         Ok(Snapshot {
-            key,
-            identity: inspector.name(key, "").identity().to_owned(),
-            limits: self.limits,
-            differing: differing.cloned().collect(),
-            unenforced: self.unenforced.as_deref(),
+            reader: self,
             now_ms,
             values,
             block: inspector.block(key).await?,
@@ -154,21 +159,17 @@ impl Reader<'_> {
         })
     }
 
-    /// Adds the recent denials, the policies that are stored besides those of the limits, and the reason why there is
-    /// nothing to show.
-    pub(crate) async fn complete(&self, report: &mut Report) {
-        report.denied = self.denied(report).await;
-        report.other_policies = self.other_policies().await;
-        if !report.is_empty() {
-            return;
-        }
-        let why = self.why_nothing().await;
-        // Nothing proves that the hash was made with the service's secret.
-        let is_hash = report.identity.contains("=#");
-        if why.is_misnamed || is_hash {
-            report.doubt();
-        }
-        report.why = Some(why.text).filter(|why| !why.is_empty());
+    /// The stored form of the identity.
+    pub(crate) fn identity(&self) -> String {
+        let name = self.inspector.name(&self.named.key, "");
+        name.identity().to_owned()
+    }
+
+    /// The policies that are read and in which processes differ.
+    pub(crate) fn differing(&self) -> Vec<Differing> {
+        let differing = self.limits.differing.iter();
+        let read = differing.filter(|it| self.reads(&it.policy));
+        read.cloned().collect()
     }
 
     /// The reason why nothing is stored for the identity under these policies.
@@ -198,26 +199,8 @@ impl Reader<'_> {
         keys.map(|it| it.0.policy().to_owned()).collect()
     }
 
-    fn reads(&self, policy: &str) -> bool {
+    pub(crate) fn reads(&self, policy: &str) -> bool {
         self.keys.iter().any(|(name, _)| name.policy() == policy)
-    }
-
-    /// The recent denials of the identity, by these policies or by a block. `None` if the tool may not read them.
-    async fn denied(&self, report: &Report) -> Option<Vec<DenialReport>> {
-        let denials = match self.inspector.denials(report.now_ms).await {
-            Ok(denials) => denials,
-            Err(error) if error.code() == Some("NOPERM") => return None,
-            // In a cluster, the denials may be on another node than the identity.
-            Err(error) => {
-                warn(format_args!("denials are not read: {error}"));
-                return None;
-            }
-        };
-        let denied = denials.iter().filter(|denied| {
-            let is_read = |policy: &str| self.reads(policy);
-            denied.identity() == report.identity && denied.policy().is_none_or(is_read)
-        });
-        Some(denied.map(DenialReport::of).collect())
     }
 }
 

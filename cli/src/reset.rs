@@ -28,11 +28,11 @@ pub(crate) fn run(args: &ResetArgs, settings: &Settings, output: &mut Output) ->
         confirm::possible("nothing was deleted")?;
     }
     server::block_on(settings, async {
-        let (store, inspector) = server::connect(settings).await?;
+        let (limiter, inspector) = server::connect(settings).await?;
         let named = args.read.identities.one(settings.ipv6_prefix())?;
         let limits = args.read.limits(settings, &inspector).await?;
         let reader = args.read.reader(&inspector, &limits, named).await?;
-        let report = reader.read(0).await?;
+        let report = Report::read(&reader, 0).await?;
         let (title, stays) = (&report.title, stays(&report));
         stays.iter().for_each(warn);
         let stored = || report.policies.iter().filter(|policy| policy.is_stored());
@@ -44,7 +44,6 @@ pub(crate) fn run(args: &ResetArgs, settings: &Settings, output: &mut Output) ->
             anstream::eprintln!("Nothing was deleted.");
             return Ok(false);
         }
-        let limiter = server::limiter(store, settings);
         for policy in stored() {
             limiter.reset(&like(policy)?, &reader.named.key).await?;
         }
@@ -85,7 +84,7 @@ fn like(stored: &PolicyReport) -> Result<Policy> {
 }
 
 /// The block or ban that a reset does not end.
-fn stays(report: &Report) -> Option<String> {
+fn stays(report: &Report<'_>) -> Option<String> {
     let how = match &report.unreadable_block {
         None => report.blocked.as_ref()?.text(report.now_ms),
         Some(_) => "blocked, in a way that cannot be read".to_owned(),

@@ -42,15 +42,13 @@ pub(crate) fn inspect<T>(
     })
 }
 
-/// Connects to the server in these settings. Returns a store, and an inspector that reads through it.
-pub(crate) async fn connect(settings: &Settings) -> Result<(RedisStore, Inspector)> {
+/// Connects to the server in these settings. Returns a limiter, and an inspector that reads through the same store.
+pub(crate) async fn connect(settings: &Settings) -> Result<(Limiter, Inspector)> {
     let (_, origin) = name(settings)?;
     let unusable = |error: StoreError| Error::usage(format_args!("{origin}: {error}"));
-    let store = named(store(settings).map_err(unusable)?, settings)?;
-    let inspector = store.inspector().timeout(settings.timeout());
-    inspector.ping().await?;
+    let (limiter, inspector) = open(store(settings).map_err(unusable)?, settings).await?;
     let Some(url) = settings.redis.as_deref() else {
-        return Ok((store, inspector));
+        return Ok((limiter, inspector));
     };
     let server = inspector.servers().await?.remove(0);
     let greeting = server.greeting().await?;
@@ -63,17 +61,21 @@ pub(crate) async fn connect(settings: &Settings) -> Result<(RedisStore, Inspecto
         if is("role", "replica") {
             warn(lag(&server).await);
         }
-        return Ok((store, inspector));
+        return Ok((limiter, inspector));
     }
     // One node keeps only some of the keys, and refuses commands about the others.
-    let cluster =
-        RedisStore::connect_lazy_cluster([with_password(url, settings)]).map_err(|error| {
-            unusable(error).of("this is a node of a cluster, which has to be named by --cluster")
-        })?;
-    let store = named(cluster, settings)?;
+    let cluster = RedisStore::connect_lazy_cluster([with_password(url, settings)]);
+    let cluster = cluster.map_err(|error| {
+        unusable(error).of("this is a node of a cluster, which has to be named by --cluster")
+    })?;
+    open(cluster, settings).await
+}
+
+async fn open(store: RedisStore, settings: &Settings) -> Result<(Limiter, Inspector)> {
+    let store = named(store, settings)?;
     let inspector = store.inspector().timeout(settings.timeout());
     inspector.ping().await?;
-    Ok((store, inspector))
+    Ok((Limiter::new(store).timeout(settings.timeout()), inspector))
 }
 
 /// The words about a replica: its primary, and how far behind it is.
@@ -113,11 +115,6 @@ fn named(store: RedisStore, settings: &Settings) -> Result<RedisStore> {
         Some(secret) => store.secret(secret),
         None => store,
     })
-}
-
-/// A limiter around this store.
-pub(crate) fn limiter(store: RedisStore, settings: &Settings) -> Limiter {
-    Limiter::new(store).timeout(settings.timeout())
 }
 
 fn store(settings: &Settings) -> Result<RedisStore, StoreError> {

@@ -8,6 +8,7 @@ use clap::Args;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::reading::{ReadArgs, Reader};
+use super::report::Report;
 use super::text::date_time;
 use super::{DIM, Error, Output, Result, Settings, server, text};
 
@@ -52,7 +53,9 @@ async fn watch(
     let mut last = String::new();
     loop {
         ticks.tick().await;
-        let read = reader.read(1).await.map(|report| latest = Some(report));
+        let read = Report::read(reader, 1)
+            .await
+            .map(|report| latest = Some(report));
         let failed = read.err();
         if is_page {
             Screen::clear()?;

@@ -67,8 +67,8 @@ const TITLES: [&str; 7] = [
 
 pub(crate) fn run(args: &DoctorArgs, settings: &Settings, output: &mut Output) -> Result<bool> {
     server::block_on(settings, async {
-        let (store, inspector) = server::connect(settings).await?;
-        let limiter = server::limiter(store, settings).on_failure(FailurePolicy::Closed);
+        let (limiter, inspector) = server::connect(settings).await?;
+        let limiter = limiter.on_failure(FailurePolicy::Closed);
         let mut doctor = Doctor {
             args,
             settings,

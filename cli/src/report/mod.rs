@@ -5,46 +5,23 @@ mod policy;
 mod text;
 mod verdict;
 
-use std::collections::HashMap;
-
 use serde::Serialize;
-use sluicegate::store::redis::inspect::{StoredBlock, StoredName, StoredResult, StoredValue};
-use sluicegate::{Key, Policy, Rule};
+use sluicegate::Rule;
+use sluicegate::store::redis::inspect::StoredValue;
 
 pub(crate) use self::policy::{PolicyReport, other_rules};
-use self::verdict::{BlockInForce, Verdict};
+use self::verdict::Verdict;
 use super::block_report::{BlockReport, LevelReport};
 use super::denied::DenialReport;
+use super::error::warn;
 use super::published::{Differing, Limits};
+use super::reading::{Reader, Snapshot};
 use super::text::millis;
 use super::{Error, Result};
 
-/// A key, the policies, and the stored value.
-type Read<'a> = (&'a StoredName, &'a [Policy], StoredResult);
-
-/// Everything that is stored for an identity at one time, and the limits.
-pub(crate) struct Snapshot<'a> {
-    pub(crate) key: &'a Key,
-    pub(crate) identity: String,
-    pub(crate) limits: &'a Limits,
-    /// The policies of `values` in which processes differ.
-    pub(crate) differing: Vec<Differing>,
-    /// The reason why a block may have no effect; `None` if that is not known.
-    pub(crate) unenforced: Option<&'a str>,
-    /// The server's clock.
-    pub(crate) now_ms: u64,
-    pub(crate) values: Vec<Read<'a>>,
-    /// The block of the identity. Independent of the counts.
-    pub(crate) block: StoredBlock,
-    /// The denials that count towards a ban, independent of the policy.
-    pub(crate) strikes: StoredResult,
-    /// The labels of processes that hold slots.
-    pub(crate) processes: HashMap<u64, String>,
-}
-
 /// The answer as JSON. All times are in ms since the Unix epoch.
-#[derive(Default, Serialize)]
-pub(crate) struct Report {
+#[derive(Serialize)]
+pub(crate) struct Report<'a> {
     pub(crate) identity: String,
     /// The identity as you wrote it.
     #[serde(skip)]
@@ -63,27 +40,21 @@ pub(crate) struct Report {
     /// Denials that count towards a ban.
     strikes: Vec<Strikes>,
     /// The recent denials by policy; null if the tool may not read them.
-    pub(crate) denied: Option<Vec<DenialReport>>,
+    denied: Option<Vec<DenialReport>>,
     pub(crate) policies: Vec<PolicyReport>,
     /// Policies with a stored value that the file or the service does not have.
-    pub(crate) other_policies: Vec<String>,
+    other_policies: Vec<String>,
     /// The policies that services publish with rules that differ from the file, or in several versions.
     published_differs: Vec<Differing>,
     /// The policies that plans share, and under which some of the plans deny and others admit.
     undecided: Vec<String>,
     /// The reason why nothing is stored; null if something is.
-    pub(crate) why: Option<String>,
+    why: Option<String>,
     #[serde(skip)]
-    has_limits: bool,
-    /// The reason why the published policies could not be read; `None` if they were.
-    #[serde(skip)]
-    unpublished: Option<String>,
+    limits: &'a Limits,
     /// Whether services may name the identity otherwise.
     #[serde(skip)]
     is_doubted: bool,
-    /// Completes a sentence about a rule that the limits do not have.
-    #[serde(skip)]
-    lacks: &'static str,
     /// The reason why the block cannot be read.
     #[serde(skip)]
     pub(crate) unreadable_block: Option<Error>,
@@ -97,18 +68,21 @@ struct Strikes {
     window_ms: u64,
 }
 
-impl Report {
-    pub(crate) fn of(stored: &Snapshot<'_>, cost: u64) -> Result<Self> {
-        let (now_ms, limits) = (stored.now_ms, stored.limits);
+impl<'a> Report<'a> {
+    /// Reads once, for a request of this cost.
+    pub(crate) async fn read(reader: &Reader<'a>, cost: u64) -> Result<Self> {
+        let stored = reader.read().await?;
+        let (now_ms, limits) = (stored.now_ms, reader.limits);
         let (blocked, unreadable_block) = match BlockReport::of(&stored.block, now_ms) {
             Ok(block) => (block, None),
             Err(error) => (None, Some(error)),
         };
         let (mut policies, mut undecided) = (Vec::new(), Vec::new());
         let (mut denials, mut are_certain) = (Vec::new(), limits.policies.is_some());
+        let published_differs = reader.differing();
         for read in &stored.values {
-            let (policy, denial) = PolicyReport::of(read, stored, cost)?;
-            let mut differing = stored.differing.iter();
+            let (policy, denial) = PolicyReport::of(read, &stored, cost)?;
+            let mut differing = published_differs.iter();
             let differs = differing.any(|it| it.may_deny && it.policy == policy.policy);
             if policy.passes.is_none() && policy.error.is_none() && read.1.len() > 1 {
                 undecided.push(policy.policy.clone());
@@ -118,31 +92,65 @@ impl Report {
             denials.extend(denial.filter(|_| !differs));
             policies.push(policy);
         }
-        let block = blocked.as_ref().map(|block| BlockInForce {
-            until_ms: block.until_ms,
-            // A layer that looks up keys without a policy may enforce the block, but nothing publishes that.
-            is_enforced: stored.unenforced.is_none(),
-        });
-        let unenforced = stored.unenforced.filter(|_| blocked.is_some());
+        // A layer that looks up keys without a policy may enforce the block, but nothing publishes that.
+        let block = (blocked.as_ref(), reader.unenforced.is_none());
+        let identity = reader.identity();
         Ok(Self {
-            identity: stored.identity.clone(),
-            title: stored.identity.clone(),
+            title: reader.named.title(&identity),
+            identity,
             now_ms,
             cost,
-            verdict: Verdict::of(block.as_ref(), are_certain, denials),
+            verdict: Verdict::of(block, are_certain, denials),
+            warning: reader.unenforced.clone().filter(|_| blocked.is_some()),
             blocked,
-            warning: unenforced.map(str::to_owned),
             ban_level: LevelReport::of(&stored.block, now_ms),
-            strikes: strikes(stored),
+            strikes: strikes(&stored),
+            denied: None,
             policies,
-            published_differs: stored.differing.clone(),
+            other_policies: Vec::new(),
+            published_differs,
             undecided,
-            has_limits: limits.policies.is_some(),
-            unpublished: limits.unpublished.as_ref().map(|_| limits.why_unlimited()),
-            lacks: limits.lacks,
+            why: None,
+            limits,
+            is_doubted: false,
             unreadable_block,
-            ..Self::default()
         })
+    }
+
+    /// Adds the recent denials, the policies that are stored besides those of the limits, and the reason why there is
+    /// nothing to show.
+    pub(crate) async fn complete(&mut self, reader: &Reader<'_>) {
+        self.denied = self.read_denied(reader).await;
+        self.other_policies = reader.other_policies().await;
+        if !self.is_empty() {
+            return;
+        }
+        let why = reader.why_nothing().await;
+        // Services may name the identity otherwise: that nothing is stored for it proves nothing then. Nothing proves
+        // either that a hash was made with the service's secret.
+        if why.is_misnamed || self.identity.contains("=#") {
+            self.is_doubted = true;
+            self.verdict.doubt();
+        }
+        self.why = Some(why.text).filter(|why| !why.is_empty());
+    }
+
+    /// The recent denials of the identity, by these policies or by a block. `None` if the tool may not read them.
+    async fn read_denied(&self, reader: &Reader<'_>) -> Option<Vec<DenialReport>> {
+        let denials = match reader.inspector.denials(self.now_ms).await {
+            Ok(denials) => denials,
+            Err(error) if error.code() == Some("NOPERM") => return None,
+            // In a cluster, the denials may be on another node than the identity.
+            Err(error) => {
+                warn(format_args!("denials are not read: {error}"));
+                return None;
+            }
+        };
+        let denied = denials.iter().filter(|denied| {
+            let is_read = |policy: &str| reader.reads(policy);
+            denied.identity() == self.identity && denied.policy().is_none_or(is_read)
+        });
+        Some(denied.map(DenialReport::of).collect())
     }
 
     /// Whether there is nothing to show.
@@ -151,12 +159,6 @@ impl Report {
             && self.ban_level.is_none()
             && self.other_policies.is_empty()
             && self.policies.iter().all(PolicyReport::is_empty)
-    }
-
-    /// Notes that services may name the identity otherwise: that nothing is stored for it proves nothing then.
-    pub(crate) fn doubt(&mut self) {
-        self.is_doubted = true;
-        self.verdict.doubt();
     }
 
     /// The first rule or block that makes every answer wrong, because the script cannot read it either.

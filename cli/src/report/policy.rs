@@ -6,12 +6,13 @@ use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use serde::Serialize;
 use sluicegate::store::Check;
-use sluicegate::store::redis::inspect::{Section, StoredValue, decide};
+use sluicegate::store::redis::inspect::{Section, Step, StoredValue, decide};
 use sluicegate::{Charge, Decision, Policy, Rule};
 
+use super::Snapshot;
 use super::verdict::{Denial, DeniedBy};
-use super::{Read, Snapshot};
 use crate::holders::Holder;
+use crate::reading::Read;
 use crate::text::{millis, span, without_limit};
 use crate::{Error, Result};
 
@@ -62,13 +63,6 @@ pub(crate) struct RuleReport {
     /// Whether the steps of the window make a picture.
     #[serde(skip)]
     pub(super) is_sliding: bool,
-}
-
-#[derive(Serialize)]
-pub(super) struct Step {
-    pub(super) end_ms: u64,
-    pub(super) units: u64,
-    release_ms: u64,
 }
 
 impl PolicyReport {
@@ -160,7 +154,7 @@ fn denial(
     let counting = Policy::new(plan.name(), plan.rules().iter().copied()).map_err(Error::usage)?;
     let is_of_slots = plan.rules().iter().any(Rule::is_concurrency);
     let cost = if is_of_slots { cost.min(1) } else { cost };
-    let check = Check::new([Charge::new(&counting, all.key.clone(), cost)])?;
+    let check = Check::new([Charge::new(&counting, all.reader.named.key.clone(), cost)])?;
     let Decision::Denied(denial) = decide(&check, all.now_ms, &[value])? else {
         return Ok(None);
     };
@@ -185,9 +179,6 @@ impl RuleReport {
         let slots = rule.is_concurrency();
         let cost = if slots { cost.min(1) } else { cost }; // a request holds one slot at any cost
         let section = value.and_then(|value| value.section(rule));
-        let steps = section
-            .map_or(Vec::new(), |section| section.steps(now_ms))
-            .into_iter();
         let used = section.map_or(0, |section| section.used(now_ms));
         // A rule without a limit only counts, and denies nothing.
         let known = limit.zip(section);
@@ -207,13 +198,7 @@ impl RuleReport {
             fits_ms,
             free_ms: free_ms.filter(|ms| *ms > 0),
             charged: section.is_some_and(|section| is_charged(section, value)),
-            steps: steps
-                .map(|it| Step {
-                    end_ms: it.end_ms,
-                    units: it.units,
-                    release_ms: it.release_ms,
-                })
-                .collect(),
+            steps: section.map_or(Vec::new(), |section| section.steps(now_ms)),
             holders: Vec::new(),
             is_sliding: !rule.is_fixed() && rule.refill().is_none() && period.is_none() && !slots,
             period,

@@ -9,7 +9,7 @@ use crate::published::write_others;
 use crate::text::{date_time, grouped, span, time, used};
 use crate::{BAD, BOLD, Cell, DIM, GOOD, Output, PLAIN, Result, Table, denied};
 
-impl Report {
+impl Report<'_> {
     /// The usage without times: `api 10/1s 3, 120/1m 120 full`. The text of a block comes first.
     pub(crate) fn line(&self) -> String {
         let block = self.blocked.as_ref().map(BlockReport::text_without_span);
@@ -35,20 +35,23 @@ impl Report {
             output.hint(&format!("no usage under {}", empty.join(", ")))?;
         }
         output.hint(self.why.as_deref().unwrap_or_default())?;
-        if self.has_limits {
+        let has_limits = self.limits.policies.is_some();
+        if has_limits {
             self.write_other_rules(&used, output)?;
         }
-        write_others(&self.other_policies, self.lacks, output)?;
+        write_others(&self.other_policies, self.limits.lacks, output)?;
         for policy in &self.policies {
             if let Some(error) = &policy.error {
                 output.line(format!("{}: {error}", policy.policy))?;
             }
         }
-        if self.has_limits || rules(&used).next().is_none() {
+        if has_limits || rules(&used).next().is_none() {
             return Ok(());
         }
-        let why = self.unpublished.as_ref().map(|why| format!(", and {why}"));
-        let why = why.unwrap_or_default();
+        let why = match self.limits.unpublished {
+            Some(_) => format!(", and {}", self.limits.why_unlimited()),
+            None => String::new(),
+        };
         output.hint(&format!(
             "?: the limit is not stored{why}: --policies FILE has it"
         ))
@@ -98,7 +101,7 @@ impl Report {
     /// Names the rules with counts that the limits do not have.
     fn write_other_rules(&self, used: &[&PolicyReport], output: &mut Output) -> Result<()> {
         for (policy, rule) in rules(used).filter(|(_, rule)| rule.is_other()) {
-            let (name, units, lacks) = (&rule.rule, grouped(rule.used), self.lacks);
+            let (name, units, lacks) = (&rule.rule, grouped(rule.used), self.limits.lacks);
             let other = format!("{name} under {policy}, with {units} used");
             match rule.charged {
                 true => output.warn(format!("the service counts a rule that {lacks}: {other}"))?,
@@ -137,7 +140,7 @@ impl Report {
             output.styled(BAD, "It is denied, where blocks are enforced.")?;
         }
         match (&verdict.denied_by, verdict.passes_ms) {
-            (None, _) if !self.has_limits && self.unpublished.is_none() => {}
+            (None, _) if self.limits.policies.is_none() && self.limits.unpublished.is_none() => {}
             (None, _) if !verdict.is_known => {
                 let elsewhere = if is_blocked { " elsewhere" } else { "" };
                 if let Some(why) = self.why_unknown() {
@@ -173,8 +176,8 @@ impl Report {
 
     /// The reason why the limits prove nothing; `None` if they do.
     fn why_unknown(&self) -> Option<String> {
-        if !self.has_limits && self.unpublished.is_some() {
-            return self.unpublished.clone();
+        if self.limits.policies.is_none() {
+            return Some(self.limits.why_unlimited());
         }
         if self.is_doubted {
             return Some("nothing is stored under this name".to_owned());
@@ -189,7 +192,7 @@ impl Report {
         }
         let policy = self.policies.iter().find(|policy| !policy.is_certain())?;
         Some(match policy.passes {
-            Some(_) => format!("the service counts rules that {}", self.lacks),
+            Some(_) => format!("the service counts rules that {}", self.limits.lacks),
             None => format!("nothing is known under {}", policy.policy),
         })
     }

@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use crate::block_report::BlockReport;
+
 /// All times are in ms since the Unix epoch.
 #[derive(Default, Serialize)]
 pub(crate) struct Verdict {
@@ -34,27 +36,20 @@ pub(super) struct Denial {
     pub(super) by: DeniedBy,
 }
 
-/// A block in force.
-pub(super) struct BlockInForce {
-    /// `None` for a block without an end.
-    pub(super) until_ms: Option<u64>,
-    /// False if the services may not enforce the block.
-    pub(super) is_enforced: bool,
-}
-
 impl Verdict {
-    /// The verdict of a block and of denials. `are_certain` says whether the limits are those of the service.
+    /// The verdict of a block, which the services may not enforce, and of denials. `are_certain` says whether the limits
+    /// are those of the service.
     pub(super) fn of(
-        block: Option<&BlockInForce>,
+        (block, is_enforced): (Option<&BlockReport>, bool),
         are_certain: bool,
         denials: impl IntoIterator<Item = Denial>,
     ) -> Self {
         let passes_ms = block.and_then(|block| block.until_ms);
         // A block without an end lasts longest, and a rule that never admits.
-        let enforced = block.filter(|block| block.is_enforced);
+        let enforced = block.filter(|_| is_enforced);
         let mut longest = enforced.map_or(0, |it| it.until_ms.unwrap_or(u64::MAX));
         let mut verdict = Self {
-            is_known: are_certain && block.is_none_or(|block| block.is_enforced),
+            is_known: are_certain && (is_enforced || block.is_none()),
             passes_ms,
             ..Self::default()
         };
@@ -111,51 +106,52 @@ mod tests {
     #[test]
     fn the_rule_that_denies_for_longest_denies_and_a_slot_only_alone() {
         let denials = || [denial("a", 5, false), denial("b", 7, false)];
-        let verdict = Verdict::of(None, true, denials());
+        let verdict = Verdict::of((None, true), true, denials());
         assert_eq!(
             (denied_by(&verdict), verdict.passes_ms),
             (Some("b"), Some(7))
         );
         let never = denials().into_iter().chain([denial("c", u64::MAX, false)]);
-        let verdict = Verdict::of(None, true, never);
+        let verdict = Verdict::of((None, true), true, never);
         assert_eq!((denied_by(&verdict), verdict.passes_ms), (Some("c"), None));
         let slots = || [denial("s", 9, true)];
-        let verdict = Verdict::of(None, true, denials().into_iter().chain(slots()));
+        let verdict = Verdict::of((None, true), true, denials().into_iter().chain(slots()));
         assert_eq!(denied_by(&verdict), Some("b"));
         assert!(!verdict.waits_for_slot() && verdict.no_slot.len() == 1);
-        let verdict = Verdict::of(None, true, slots());
+        let verdict = Verdict::of((None, true), true, slots());
         assert_eq!((denied_by(&verdict), verdict.passes_ms), (Some("s"), None));
         assert!(verdict.waits_for_slot() && !verdict.passes);
     }
 
     #[test]
     fn a_doubt_takes_back_that_it_passes_and_no_denial() {
-        let mut passes = Verdict::of(None, true, []);
+        let mut passes = Verdict::of((None, true), true, []);
         passes.doubt();
         assert!(!passes.passes && !passes.is_known);
-        let mut denied = Verdict::of(None, true, [denial("a", u64::MAX, false)]);
+        let mut denied = Verdict::of((None, true), true, [denial("a", u64::MAX, false)]);
         denied.doubt();
         assert!(!denied.passes && denied.is_known);
     }
 
     #[test]
     fn a_limit_denies_whatever_else_is_unknown_and_a_block_only_if_it_is_enforced() {
-        let passes = Verdict::of(None, true, []);
+        let passes = Verdict::of((None, true), true, []);
         assert!(passes.passes && passes.is_known);
-        let unknown = Verdict::of(None, false, []);
+        let unknown = Verdict::of((None, true), false, []);
         assert!(!unknown.passes && !unknown.is_known);
-        let denied = Verdict::of(None, false, [denial("a", 5, false)]);
+        let denied = Verdict::of((None, true), false, [denial("a", 5, false)]);
         assert!(!denied.passes && denied.is_known);
-        let block = |is_enforced| BlockInForce {
-            until_ms: Some(6),
-            is_enforced,
+        let until_ms = Some(6);
+        let block = BlockReport {
+            until_ms,
+            ..BlockReport::default()
         };
-        let blocked = Verdict::of(Some(&block(true)), true, [denial("a", 5, false)]);
+        let blocked = Verdict::of((Some(&block), true), true, [denial("a", 5, false)]);
         assert_eq!((denied_by(&blocked), blocked.passes_ms), (None, Some(6)));
         assert!(!blocked.passes && blocked.is_known);
-        let loose = Verdict::of(Some(&block(false)), true, []);
+        let loose = Verdict::of((Some(&block), false), true, []);
         assert!(!loose.passes && !loose.is_known);
-        let loose = Verdict::of(Some(&block(false)), true, [denial("a", 5, false)]);
+        let loose = Verdict::of((Some(&block), false), true, [denial("a", 5, false)]);
         assert_eq!((denied_by(&loose), loose.passes_ms), (Some("a"), Some(5)));
     }
 }

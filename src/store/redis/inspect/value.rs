@@ -36,6 +36,7 @@ pub struct Section {
 
 /// The units that were charged in one step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Step {
     /// The first millisecond after the step.
     pub end_ms: u64,
