@@ -1,17 +1,16 @@
 //! `sluicegate blocks`: the blocked identities.
 
 use std::collections::{BTreeMap, HashSet};
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::{BuildHasher, RandomState};
 
 use clap::Args;
 use serde_json::{Value, json};
-use sluicegate::StoreError;
 use sluicegate::store::redis::inspect::{Inspector, StoredBlock, StoredName};
 
 use super::block_report::{BlockReport, LevelReport};
 use super::scan::{LOAD, Scan, parse_load};
 use super::text::{date_time, span};
-use super::{Cell, Error, Output, Result, Settings, Table, hints, server};
+use super::{Cell, Output, Result, Settings, Table, hints, server};
 
 #[derive(Args)]
 #[command(after_help = include_str!("help/blocks.txt"))]
@@ -43,6 +42,7 @@ struct Found<'a> {
     rows: BTreeMap<String, Row>,
     /// Hashes of all identities, because a scan may return an identity twice.
     seen: HashSet<u64>,
+    hasher: RandomState,
     /// Whether all keys are scanned, instead of the index.
     scanned: bool,
 }
@@ -56,6 +56,7 @@ pub(crate) fn run(args: &BlocksArgs, settings: &Settings, output: &mut Output) -
             args,
             rows: BTreeMap::new(),
             seen: HashSet::new(),
+            hasher: RandomState::new(),
             scanned: args.scan,
         };
         let missing = found.find(&inspector).await?;
@@ -70,7 +71,7 @@ impl Found<'_> {
     /// Reads the index, or scans: also if the node of the index does not answer. The inner error says that a node is missing.
     async fn find(&mut self, inspector: &Inspector) -> Result<Result<()>> {
         if !self.scanned {
-            match self.read_index(inspector).await.map_err(Error::from) {
+            match self.read_index(inspector).await {
                 Err(error) if error.is_away => self.scanned = true,
                 read => return read.map(Ok),
             }
@@ -85,7 +86,7 @@ impl Found<'_> {
         Ok(scan.end())
     }
 
-    async fn read_index(&mut self, inspector: &Inspector) -> Result<(), StoreError> {
+    async fn read_index(&mut self, inspector: &Inspector) -> Result<()> {
         let mut cursor = 0;
         loop {
             let (next, names) = inspector.indexed_blocks(cursor, BATCH).await?;
@@ -113,9 +114,7 @@ impl Found<'_> {
                 }
                 _ => continue,
             };
-            let mut hasher = DefaultHasher::new();
-            identity.hash(&mut hasher);
-            self.seen.insert(hasher.finish());
+            self.seen.insert(self.hasher.hash_one(identity));
             self.rows.insert(identity.to_owned(), row);
             if self.rows.len() as u64 > self.args.number.into() {
                 self.rows.pop_last();

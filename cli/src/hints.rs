@@ -53,8 +53,8 @@ pub(crate) struct Hints<'a> {
     is_published: bool,
     /// The prefixes with stored counts, or with published policies.
     pub(crate) prefixes: BTreeSet<String>,
-    /// The kinds, stored or published, and the stored policies, forms and widths of IPv6 networks, under the prefix of
-    /// the settings. Policies that have slots have a name for each expiry: `jobs@30000`.
+    /// The kinds and policies, stored or published, and the stored forms and widths of IPv6 networks, under the prefix
+    /// of the settings. Policies that have slots have a name for each expiry: `jobs@30000`.
     kinds: BTreeSet<String>,
     policies: BTreeSet<(String, String)>,
     pub(crate) forms: BTreeSet<u8>,
@@ -68,6 +68,7 @@ impl<'a> Hints<'a> {
         let is_published = !published.is_empty();
         let prefix = inspector.name(&Key::new("", ""), "").prefix().to_owned();
         let kinds = published.iter().flat_map(|it| &it.kinds);
+        let policies = published.iter().map(|it| it.policy.name().to_owned());
         let mut hints = Self {
             inspector,
             total: 0,
@@ -76,7 +77,7 @@ impl<'a> Hints<'a> {
             prefixes: is_published.then(|| prefix.clone()).into_iter().collect(),
             prefix,
             kinds: kinds.cloned().map(Into::into).collect(),
-            policies: BTreeSet::new(),
+            policies: policies.map(|name| (name.clone(), name)).collect(),
             forms: BTreeSet::new(),
             ipv6_prefixes: BTreeSet::new(),
             unchecked: None,

@@ -27,21 +27,12 @@ pub(crate) struct PoliciesFile {
     pub(crate) path: PathBuf,
     pub(crate) text: String,
     /// In the order of the file, without policies that have a mistake.
-    pub(crate) policies: Vec<Found>,
-    pub(crate) errors: Vec<Mistake>,
+    pub(crate) policies: Vec<Placed<Policy>>,
+    pub(crate) errors: Vec<Placed<String>>,
 }
 
-/// A policy, and the place of the value in the text; `None` for JSON.
-pub(crate) struct Found {
-    pub(crate) policy: Policy,
-    pub(crate) span: Option<Range<usize>>,
-}
-
-/// A mistake at a place in the text.
-pub(crate) struct Mistake {
-    pub(crate) message: String,
-    pub(crate) span: Option<Range<usize>>,
-}
+/// A policy or the words of a mistake, and the place in the text; `None` for the policies of JSON.
+type Placed<T> = (T, Option<Range<usize>>);
 
 impl PoliciesFile {
     pub(crate) fn read(path: &Path) -> Result<Self> {
@@ -71,15 +62,15 @@ impl PoliciesFile {
 /// mistake and its place.
 pub(crate) fn load(path: &Path, named: &[String]) -> Result<Vec<Policy>> {
     let file = PoliciesFile::read(path)?;
-    if let Some(mistake) = file.errors.first() {
-        let (place, message) = (file.place(mistake.span.as_ref()), &mistake.message);
+    if let Some((message, span)) = file.errors.first() {
+        let place = file.place(span.as_ref());
         let more = match file.errors.len() - 1 {
             0 => String::new(),
             more => format!(" (and {more} more: see `sluicegate check`)"),
         };
         return Err(Error::usage(format_args!("{place}: {message}{more}")));
     }
-    let policies = file.policies.into_iter().map(|found| found.policy);
+    let policies = file.policies.into_iter().map(|(policy, _)| policy);
     let policies = Policies::new(policies).map_err(Error::usage)?;
     for name in named {
         policies.get(name).ok_or_else(|| {
@@ -95,9 +86,9 @@ pub(crate) fn load(path: &Path, named: &[String]) -> Result<Vec<Policy>> {
 }
 
 /// Reads each policy separately, so that you see all policies with a mistake.
-fn toml(text: &str) -> (Vec<Found>, Vec<Mistake>) {
+fn toml(text: &str) -> (Vec<Placed<Policy>>, Vec<Placed<String>>) {
     let (root, errors) = DeTable::parse_recoverable(text);
-    let mut mistakes: Vec<Mistake> = errors.iter().map(mistake).collect();
+    let mut mistakes: Vec<_> = errors.iter().map(mistake).collect();
     // After a syntax error, more mistakes would only be consequences of it.
     if !mistakes.is_empty() {
         return (Vec::new(), mistakes);
@@ -110,15 +101,14 @@ fn toml(text: &str) -> (Vec<Found>, Vec<Mistake>) {
         alone.insert(name, value);
         let deserializer = toml::Deserializer::from(Spanned::new(whole.clone(), alone));
         match Policies::deserialize(deserializer) {
-            Ok(policies) => found.extend(policies.iter().map(|policy| Found {
-                policy: policy.clone(),
-                span: Some(span.clone()),
-            })),
+            Ok(policies) => {
+                found.extend(policies.iter().map(|it| (it.clone(), Some(span.clone()))));
+            }
             Err(error) => mistakes.push(narrowed(mistake(&error), text)),
         }
     }
-    found.sort_by_key(|policy| policy.span.as_ref().map(|span| span.start));
-    mistakes.sort_by_key(|mistake| mistake.span.as_ref().map(|span| span.start));
+    found.sort_by_key(|(_, span)| span.as_ref().map(|span| span.start));
+    mistakes.sort_by_key(|(_, span)| span.as_ref().map(|span| span.start));
     (found, mistakes)
 }
 
@@ -155,25 +145,19 @@ fn renamed(limits: DeTable<'_>) -> DeTable<'_> {
     limits.collect()
 }
 
-fn mistake(error: &toml::de::Error) -> Mistake {
-    Mistake {
-        message: error.message().to_owned(),
-        span: error.span(),
-    }
+fn mistake(error: &toml::de::Error) -> Placed<String> {
+    (error.message().to_owned(), error.span())
 }
 
 /// Narrows the span to the rule that the message names, if the span contains the rule.
-fn narrowed(mistake: Mistake, text: &str) -> Mistake {
-    let rest = mistake.message.split_once("rule `");
+fn narrowed((message, span): Placed<String>, text: &str) -> Placed<String> {
+    let rest = message.split_once("rule `");
     let rule = rest.and_then(|it| it.1.split_once('`'));
-    let span = match (&mistake.span, rule) {
+    let narrow = match (&span, rule) {
         (Some(span), Some((rule, _))) if !rule.is_empty() => within(text, span, rule),
         _ => None,
     };
-    Mistake {
-        span: span.or(mistake.span),
-        ..mistake
-    }
+    (message, narrow.or(span))
 }
 
 /// The place of this rule in the span.
@@ -190,7 +174,7 @@ pub(crate) fn within(text: &str, span: &Range<usize>, rule: &str) -> Option<Rang
     Some(at..at + rule.len())
 }
 
-fn json(text: &str) -> (Vec<Found>, Vec<Mistake>) {
+fn json(text: &str) -> (Vec<Placed<Policy>>, Vec<Placed<String>>) {
     #[derive(Deserialize)]
     struct Nested {
         policies: Policies,
@@ -205,10 +189,7 @@ fn json(text: &str) -> (Vec<Found>, Vec<Mistake>) {
     };
     match read {
         Ok(policies) => {
-            let found = policies.iter().map(|policy| Found {
-                policy: policy.clone(),
-                span: None,
-            });
+            let found = policies.iter().map(|policy| (policy.clone(), None));
             (found.collect(), Vec::new())
         }
         Err(error) => {
@@ -218,7 +199,7 @@ fn json(text: &str) -> (Vec<Found>, Vec<Mistake>) {
     }
 }
 
-fn json_mistake(text: &str, error: &serde_json::Error) -> Mistake {
+fn json_mistake(text: &str, error: &serde_json::Error) -> Placed<String> {
     let message = error.to_string();
     let place = format!(" at line {} column {}", error.line(), error.column());
     let lines = text.split_inclusive('\n');
@@ -231,8 +212,6 @@ fn json_mistake(text: &str, error: &serde_json::Error) -> Mistake {
         _ if !is_rule => end.saturating_sub(1),
         line => line.map_or(0, |line_end| line_end + 1),
     };
-    Mistake {
-        message: message.strip_suffix(&place).unwrap_or(&message).to_owned(),
-        span: (error.line() > 0).then_some(start..end),
-    }
+    let message = message.strip_suffix(&place).unwrap_or(&message);
+    (message.to_owned(), (error.line() > 0).then_some(start..end))
 }

@@ -92,8 +92,7 @@ impl ReadArgs {
         for name in names {
             let plans = limits.of(&name);
             if plans.is_empty() {
-                keys.push((inspector.name(&named.key, &name), plans));
-                continue;
+                keys.push((inspector.name(&named.key, &name), Vec::new()));
             }
             for policy in plans {
                 let stored = inspector.name_under(&named.key, &policy);

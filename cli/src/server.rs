@@ -1,9 +1,8 @@
 //! The server in the settings.
 
-use std::collections::HashMap;
 use std::time::Duration;
 
-use redis::IntoConnectionInfo;
+use redis::{InfoDict, IntoConnectionInfo};
 use sluicegate::store::redis::inspect::Inspector;
 use sluicegate::{Limiter, RedisServer, RedisStore, StoreError};
 use tokio::runtime::Builder;
@@ -80,12 +79,13 @@ async fn open(store: RedisStore, settings: &Settings) -> Result<(Limiter, Inspec
 
 /// The words about a replica: its primary, and how far behind it is.
 pub(crate) async fn lag(server: &Inspector) -> String {
-    let info = info(server, "replication").await.unwrap_or_default();
-    let field = |name: &str| info.get(name).map_or("?", String::as_str);
+    let info = info(server, "replication").await;
+    let field = |name: &str| info.as_ref()?.get::<String>(name);
+    let field = |name: &str| field(name).unwrap_or_else(|| "?".to_owned());
     let primary = format!("{}:{}", field("master_host"), field("master_port"));
     let heard = field("master_last_io_seconds_ago");
     let down = field("master_link_down_since_seconds");
-    let behind = match field("master_link_status") {
+    let behind = match &*field("master_link_status") {
         "up" => format!("heard from it {heard} s ago"),
         "?" => "does not say how far behind it is (`+info`)".to_owned(),
         _ => format!("has not reached it for {down} s: its answers are as old"),
@@ -94,12 +94,9 @@ pub(crate) async fn lag(server: &Inspector) -> String {
 }
 
 /// The fields of a section of `INFO`. `None` if the server does not answer, or the user has no right to ask.
-pub(crate) async fn info(server: &Inspector, section: &str) -> Option<HashMap<String, String>> {
+pub(crate) async fn info(server: &Inspector, section: &str) -> Option<InfoDict> {
     let info = server.ask(redis::cmd("INFO").arg(section)).await.ok()?;
-    let info: String = redis::from_redis_value(info).ok()?;
-    let fields = info.lines().filter_map(|line| line.trim().split_once(':'));
-    let fields = fields.map(|(name, value)| (name.to_owned(), value.to_owned()));
-    Some(fields.collect())
+    redis::from_redis_value(info).ok()
 }
 
 /// A store that never connects: only for the names of keys.

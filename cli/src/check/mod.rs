@@ -61,7 +61,7 @@ pub(crate) fn run(args: &CheckArgs, output: &mut Output) -> Result<bool> {
 
 fn report(file: &PoliciesFile, cost: u64) -> Report {
     let errors = file.errors.iter();
-    let errors = errors.map(|it| finding(file, it.span.clone(), it.message.clone()));
+    let errors = errors.map(|(message, span)| finding(file, span.clone(), message.clone()));
     let mut report = Report {
         file: file.path.display().to_string(),
         policies: file.policies.len(),
@@ -73,22 +73,22 @@ fn report(file: &PoliciesFile, cost: u64) -> Report {
         let message = "the file has no policies".to_owned();
         report.warnings.push(finding(file, None, message));
     }
-    for found in &file.policies {
-        for warning in warnings::of(&found.policy, cost) {
-            let rule = warning.rule.to_string();
+    for (policy, place) in &file.policies {
+        for (code, rule, message) in warnings::of(policy, cost) {
+            let rule = rule.to_string();
             // A rule has several spellings. Point at the policy if the file has another one than the warning.
-            let span = { found.span.as_ref() }.map(|span| {
-                policies_file::within(&file.text, span, &rule).unwrap_or_else(|| span.clone())
+            let span = place.as_ref().map(|place| {
+                policies_file::within(&file.text, place, &rule).unwrap_or_else(|| place.clone())
             });
             let finding = Finding {
-                policy: Some(found.policy.name().to_owned()),
+                policy: Some(policy.name().to_owned()),
                 rule: Some(rule),
-                code: Some(warning.code),
-                ..finding(file, span, warning.message)
+                code: Some(code),
+                ..finding(file, span, message)
             };
-            match warning.is_note {
-                true => report.notes.push(finding),
-                false => report.warnings.push(finding),
+            match code {
+                warnings::NOTE => report.notes.push(finding),
+                _ => report.warnings.push(finding),
             }
         }
     }

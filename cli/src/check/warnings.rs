@@ -21,25 +21,11 @@ use sluicegate::{Policy, Rule};
 /// About 8 bytes each. With more steps, reading the key of one rule takes longer than a check should.
 const MANY_STEPS: u128 = 1_000;
 
-pub(crate) struct Warning {
-    /// Not a mistake, but a fact that you may not know.
-    pub(crate) is_note: bool,
-    /// The kind of warning, for programs.
-    pub(crate) code: &'static str,
-    pub(crate) rule: Rule,
-    pub(crate) message: String,
-}
+/// The kind of warning, for programs; the rule, and the words.
+pub(crate) type Warning = (&'static str, Rule, String);
 
-impl Warning {
-    fn new(code: &'static str, rule: &Rule, message: impl Into<String>) -> Self {
-        Self {
-            is_note: false,
-            code,
-            rule: *rule,
-            message: message.into(),
-        }
-    }
-}
+/// The kind that is not a mistake, but a fact that you may not know.
+pub(crate) const NOTE: &str = "fixed-window";
 
 /// The warnings about a policy. `cost` is the cost of the most expensive request.
 pub(crate) fn of(policy: &Policy, cost: u64) -> Vec<Warning> {
@@ -72,7 +58,7 @@ fn shadow_ban(policy: &Policy) -> Option<Warning> {
         "a shadow counts no strikes and bans no identity: `strikes` and `ban` do nothing here";
     let is_idle = policy.is_shadow() && policy.ban_config().is_some();
     let rule = policy.rules().first().filter(|_| is_idle)?;
-    Some(Warning::new("shadow-bans-nobody", rule, message))
+    Some(("shadow-bans-nobody", *rule, message.to_owned()))
 }
 
 fn too_low(rule: &Rule, cost: u64) -> Option<Warning> {
@@ -83,7 +69,7 @@ fn too_low(rule: &Rule, cost: u64) -> Option<Warning> {
         }
         _ => return None,
     };
-    Some(Warning::new("limit-below-cost", rule, message))
+    Some(("limit-below-cost", *rule, message))
 }
 
 fn idle(rule: &Rule, other: &Rule) -> Option<Warning> {
@@ -99,7 +85,7 @@ fn idle(rule: &Rule, other: &Rule) -> Option<Warning> {
     let message = format!(
         "this rule can never deny: `{other}` admits at most {most} in the {span} that it counts"
     );
-    (most <= u128::from(rule.limit())).then(|| Warning::new("never-denies", rule, message))
+    (most <= u128::from(rule.limit())).then_some(("never-denies", *rule, message))
 }
 
 fn idle_bucket(rule: &Rule, refill: u64, other: &Rule) -> Option<Warning> {
@@ -115,7 +101,7 @@ fn idle_bucket(rule: &Rule, refill: u64, other: &Rule) -> Option<Warning> {
     let message = format!(
         "this bucket can never deny: `{other}` admits no more at once, and no more after that"
     );
-    is_idle.then(|| Warning::new("never-denies", rule, message))
+    is_idle.then_some(("never-denies", *rule, message))
 }
 
 /// The span in ms of the units that count under `rule` at the same time, and the units that `other` admits in it.
@@ -158,7 +144,7 @@ fn nearly_equal(rule: &Rule, other: &Rule) -> Option<Warning> {
         let is_of_calendar = rule.in_calendar().is_some();
         (rule.is_fixed(), rule.refill().is_some(), is_of_calendar)
     };
-    (near && kind(rule) == kind(other)).then(|| Warning::new("nearly-equal-windows", rule, message))
+    (near && kind(rule) == kind(other)).then_some(("nearly-equal-windows", *rule, message))
 }
 
 fn coarse(rule: &Rule) -> Option<Warning> {
@@ -170,7 +156,7 @@ fn coarse(rule: &Rule) -> Option<Warning> {
     let message = format!(
         "units come back up to {step} late, so that a busy client may get as little as half of the limit; leave the precision out"
     );
-    is_coarse.then(|| Warning::new("coarse-precision", rule, message))
+    is_coarse.then_some(("coarse-precision", *rule, message))
 }
 
 fn many_steps(rule: &Rule) -> Option<Warning> {
@@ -180,15 +166,12 @@ fn many_steps(rule: &Rule) -> Option<Warning> {
     let message =
         format!("a key may hold {steps} steps, about {kb} kB; a coarser precision holds fewer");
     let is_sliding = !rule.is_fixed() && rule.refill().is_none();
-    (is_sliding && steps > MANY_STEPS).then(|| Warning::new("many-steps", rule, message))
+    (is_sliding && steps > MANY_STEPS).then_some(("many-steps", *rule, message))
 }
 
 fn fixed(rule: &Rule) -> Option<Warning> {
     let message = "up to twice the limit may pass around the boundary of two windows";
-    rule.is_fixed().then(|| Warning {
-        is_note: true,
-        ..Warning::new("fixed-window", rule, message)
-    })
+    rule.is_fixed().then_some((NOTE, *rule, message.to_owned()))
 }
 
 #[cfg(test)]
@@ -204,7 +187,7 @@ mod tests {
 
     fn codes(rules: &str) -> Vec<&'static str> {
         let policy = Policy::parse("p", rules).unwrap();
-        of(&policy, 1).iter().map(|warning| warning.code).collect()
+        of(&policy, 1).iter().map(|warning| warning.0).collect()
     }
 
     #[test]
@@ -243,7 +226,7 @@ mod tests {
         }
         let policy = Policy::parse("p", "3/1s,100/1h").unwrap();
         assert!(of(&policy, 3).is_empty());
-        assert_eq!(of(&policy, 4)[0].code, "limit-below-cost");
+        assert_eq!(of(&policy, 4)[0].0, "limit-below-cost");
     }
 
     fn decide(store: &MemoryStore, check: &Check) -> Decision {

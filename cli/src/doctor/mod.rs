@@ -114,8 +114,8 @@ impl Doctor<'_> {
         if info.is_none() {
             self.find(NOT_TRIED, "its memory: the right `+info` is missing");
         }
-        let info = info.unwrap_or_default();
-        let field = |it: &str| greeting.get(it).or(info.get(it)).cloned();
+        let of_info = |it: &str| info.as_ref()?.get(it);
+        let field = |it: &str| greeting.get(it).cloned().or_else(|| of_info(it));
         let text = |it: &str| field(it).unwrap_or_else(|| "?".to_owned());
         let number = |it: &str| field(it).and_then(|it| it.parse().ok()).unwrap_or(0_u64);
         let [mode, role, version] = ["mode", "role", "version"].map(text);

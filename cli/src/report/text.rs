@@ -83,11 +83,9 @@ impl Report<'_> {
     /// Writes the policies with counts.
     fn write_used(&self, used: &[&PolicyReport], output: &mut Output) -> Result<()> {
         self.write_table(used, output)?;
-        for (_, rule) in rules(used) {
+        for (policy, rule) in rules(used) {
             let period = rule.period.as_ref();
             output.hint(&period.map_or(String::new(), |it| it.text(&rule.rule, self.now_ms)))?;
-        }
-        for (policy, rule) in rules(used) {
             for holder in &rule.holders {
                 output.hint(&holder.text(policy, self.now_ms))?;
             }

@@ -95,36 +95,35 @@ impl Format {
             )));
         }
         let text = text.replace("\\\"", "\"").replace("\\t", "\t");
-        let (text, mut own) = (text.trim(), text.trim().to_owned());
+        let text = text.trim();
         let mut format = Self {
             name: OWN.into(),
             roles: DATA.roles.clone(),
             ..Self::default()
         };
-        let pattern = match text.contains('$') {
-            true => format.compile(text),
-            false => from_apache(text).and_then(|names| {
-                own = names;
-                format.compile(&own)
-            }),
+        let wrong = |text: &str, (at, problem): Misfit| {
+            let mark = " ".repeat(text[..at].chars().count());
+            Error::usage(format_args!("--format: {problem}\n  {text}\n  {mark}^"))
         };
-        format.patterns.push(pattern.map_err(|(at, problem)| {
-            let mark = " ".repeat(own[..at].chars().count());
-            Error::usage(format_args!("--format: {problem}\n  {own}\n  {mark}^"))
-        })?);
+        let own = match text.contains('$') {
+            true => text.to_owned(),
+            false => from_apache(text).map_err(|it| wrong(text, it))?,
+        };
+        let pattern = format.compile(&own).map_err(|it| wrong(&own, it))?;
+        format.patterns.push(pattern);
         Ok(vec![format])
     }
 
     /// Compiles a string with `$names`, or the names in a line `#Fields`.
     pub(super) fn compile(&self, line: &str) -> Result<Pattern, Misfit> {
         let Some(names) = line.strip_prefix("#Fields:") else {
-            return Pattern::compile(line, class);
+            return Pattern::compile(line);
         };
         let names = names.split_whitespace().map(|name| format!("${{{name}}}"));
         let delimiter = self.fields.as_deref().unwrap_or(" ");
         let text = names.collect::<Vec<_>>().join(delimiter);
         let time = format!("${{date}}{delimiter}${{time}}");
-        Pattern::compile(&text.replace(&time, "${date+time}"), class)
+        Pattern::compile(&text.replace(&time, "${date+time}"))
     }
 }
 
@@ -194,8 +193,8 @@ struct Field<'a> {
 }
 
 impl Pattern {
-    /// Compiles a string with `$name` and `${name}`; `class` says what the values of a field are like.
-    pub(super) fn compile(text: &str, class: fn(&str) -> &'static str) -> Result<Self, Misfit> {
+    /// Compiles a string with `$name` and `${name}`.
+    pub(super) fn compile(text: &str) -> Result<Self, Misfit> {
         let found = compiled(r"\$(?:\{([^}]*)\}|(\w*))([^$]*)");
         let fields = found.captures_iter(text.as_bytes()).map(|it| {
             let part = |at| it.get(at).map(|it| &text[it.range()]);

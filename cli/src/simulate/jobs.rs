@@ -43,7 +43,7 @@ struct Other {
 
 impl Jobs {
     pub(super) fn new(mapping: &Mapping, args: &SimulateArgs) -> Result<Self> {
-        let (policies, capacity) = (&mapping.policies, args.capacity());
+        let (policies, capacity) = (&mapping.policies, args.keys);
         let mut others = Vec::new();
         for (policy, mapped) in policies.iter().enumerate() {
             for (rule, of) in mapped.policy.rules().iter().enumerate() {
@@ -65,13 +65,10 @@ impl Jobs {
                 }
             }
         }
-        let decisions = args
-            .decisions
-            .clone()
-            .map(|path| match File::create(&path) {
-                Ok(file) => Ok((path, BufWriter::new(file))),
-                Err(error) => Err(Error::file(&path, &error)),
-            });
+        let decisions = args.decisions.as_ref().map(|path| {
+            let file = File::create(path).map_err(|error| Error::file(path, &error))?;
+            Ok::<_, Error>((path.clone(), BufWriter::new(file)))
+        });
         Ok(Self {
             replay: Replay::new(policies.clone(), capacity)?,
             decisions: decisions.transpose()?,

@@ -124,12 +124,9 @@ impl<'a> Logs<'a> {
                 Read::LeftOut => counts.left_out += 1,
                 Read::Unreadable(why) => {
                     counts.unreadable += 1;
-                    if counts.shown.len() < SHOWN {
-                        let (file, short) = (path.display(), text::start(line));
-                        counts
-                            .shown
-                            .push(format!("{file}:{number}: {why}: {short}"));
-                    }
+                    let (file, is_shown) = (path.display(), counts.shown.len() < SHOWN);
+                    let shown = || format!("{file}:{number}: {why}: {}", text::start(line));
+                    counts.shown.extend(is_shown.then(shown));
                 }
             }
         }
@@ -186,11 +183,8 @@ fn choose<'a>(
     let same = |it: &&Trial<'_, '_>| it.is_read && it.reader.known == best.reader.known;
     let mut others = { trials.iter().filter(same) }.filter(|it| all(it) != all(&best));
     if let Some(other) = others.next().filter(|_| !is_sure) {
-        let (file, one, two) = (
-            path.display(),
-            &best.reader.format.name,
-            &other.reader.format.name,
-        );
+        let [one, two] = [&best, other].map(|it| &it.reader.format.name);
+        let file = path.display();
         return Err(Error::usage(format_args!(
             "{file}: {one} and {two} read the lines in different ways: name the one with --format NAME"
         )));

@@ -49,8 +49,8 @@ pub(crate) fn run(args: &SimulateArgs, settings: &Settings, output: &mut Output)
             "--factors: {factor} is not from 0 to 1000000"
         )));
     }
-    let mapping = Mapping::new(&policies, &args.key, settings.ipv6_prefix())?;
-    let mapping = mapping.trusting(&args.trusted_proxies);
+    let (proxies, bits) = (&args.trusted_proxies, settings.ipv6_prefix());
+    let mapping = Mapping::new(&policies, &args.key, proxies, bits)?;
     args.check_outputs()?;
     if let Some(path) = &args.report {
         // Test this before hours of work. The file keeps its content until the page is ready.

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
+use clap::builder::TypedValueParser;
 use same_file::Handle;
 use sluicegate::extract::Cidr;
 
@@ -63,8 +64,8 @@ pub(crate) struct SimulateArgs {
     pub(super) no_spread: bool,
 
     /// The capacity of each simulated store: the identities under policies that count at one time
-    #[arg(long, value_name = "COUNT", default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
-    keys: u32,
+    #[arg(long, value_name = "COUNT", default_value = "100000", value_parser = clap::value_parser!(u32).range(1..=100_000_000).map(|keys| keys as usize))]
+    pub(super) keys: usize,
 
     /// The maximum number of identities to show
     #[arg(short, long, value_name = "N", default_value_t = 10)]
@@ -80,10 +81,6 @@ pub(crate) struct SimulateArgs {
 }
 
 impl SimulateArgs {
-    pub(super) fn capacity(&self) -> usize {
-        usize::try_from(self.keys).unwrap_or(usize::MAX)
-    }
-
     /// Refuses to overwrite a file that is read, or that is written twice.
     pub(super) fn check_outputs(&self) -> Result<(), Error> {
         let read = self.logs.iter().chain([&self.policies]);

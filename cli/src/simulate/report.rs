@@ -52,16 +52,13 @@ pub(super) fn page(outcome: &Outcome) -> String {
         page += &format!("<p>{}</p>\n", escaped(&note));
     }
     let over_time = &outcome.over_time;
-    let all = ["requests", "refused"].map(|name| {
-        let count = |span: &Span| {
-            if name == "refused" {
-                span.refused
-            } else {
-                span.requests
-            }
-        };
+    let line = |name: &str, count: fn(&Span) -> u64| {
         PlotLine::new(name, name.to_owned(), over_time, count)
-    });
+    };
+    let all = [
+        line("requests", |it| it.requests),
+        line("refused", |it| it.refused),
+    ];
     page += &plot("Requests over time", over_time, &all);
     page += &plot("Refusals over time", over_time, &refusing(outcome));
     for section in sections(outcome) {

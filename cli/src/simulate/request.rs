@@ -1,5 +1,6 @@
 //! [`Request`]: the part of a log line that is replayed; [`Mapping`]: the key that each policy limits.
 
+use std::collections::HashMap;
 use std::net::SocketAddr;
 
 use http::HeaderValue;
@@ -50,32 +51,39 @@ pub(super) struct Mapped {
 impl Mapping {
     /// Reads `--key FIELD` and `--key POLICY=FIELD`. Without them, a policy with the name `user` uses the field `user`,
     /// and any other policy uses `ip`.
-    pub(super) fn new(policies: &[Policy], keys: &[String], ipv6_prefix: u8) -> Result<Self> {
+    pub(super) fn new(
+        policies: &[Policy],
+        keys: &[String],
+        proxies: &[Cidr],
+        ipv6_prefix: u8,
+    ) -> Result<Self> {
+        let networks = || TrustedProxies::networks(proxies.iter().copied());
         let mut mapping = Self {
             policies: Vec::new(),
             fields: Vec::new(),
             ipv6_prefix,
-            proxies: None,
+            proxies: (!proxies.is_empty()).then(|| ForwardedIp::x_forwarded_for(networks())),
             signs: Vec::new(),
         };
-        // Check all arguments first: one with a mistyped name would have no effect.
+        // Check all arguments first: one with a mistyped name would have no effect. The last argument wins.
+        let mut fields = HashMap::new();
         for key in keys {
-            let Some((name, field)) = key.split_once('=') else {
-                continue;
-            };
-            let problem = match policies.iter().any(|policy| policy.name() == name) {
-                true if !field.is_empty() => continue,
-                true => "write POLICY=FIELD".to_owned(),
-                false => format!("no policy `{name}` is replayed"),
+            let of_policy = key.split_once('=');
+            let (policy, field) = of_policy.map_or((None, &**key), |(name, it)| (Some(name), it));
+            let is_known = |name| policies.iter().any(|policy| policy.name() == name);
+            let problem = match policy {
+                Some(name) if !is_known(name) => format!("no policy `{name}` is replayed"),
+                Some(_) if field.is_empty() => "write POLICY=FIELD".to_owned(),
+                _ => {
+                    fields.insert(policy, field);
+                    continue;
+                }
             };
             return Err(Error::usage(format_args!("--key {key}: {problem}")));
         }
-        let last = || keys.iter().rev();
-        let own = |policy: &str| last().find_map(|key| key.strip_prefix(policy)?.strip_prefix('='));
-        // The last argument wins.
-        let all = last().find(|key| !key.contains('='));
         for policy in policies {
-            let named = own(policy.name()).or(all.map(String::as_str));
+            let own = fields.get(&Some(policy.name()));
+            let named = own.or(fields.get(&None)).copied();
             let default = ["ip", "user"][usize::from(policy.name() == "user")];
             let key = mapping.field(named.unwrap_or(default));
             let (policy, is_named) = (policy.clone(), named.is_some());
@@ -86,13 +94,6 @@ impl Mapping {
             });
         }
         Ok(mapping)
-    }
-
-    /// Finds the client in lists of addresses by the networks of the proxies, if there are any.
-    pub(super) fn trusting(mut self, proxies: &[Cidr]) -> Self {
-        let networks = || TrustedProxies::networks(proxies.iter().copied());
-        self.proxies = (!proxies.is_empty()).then(|| ForwardedIp::x_forwarded_for(networks()));
-        self
     }
 
     fn field(&mut self, name: &str) -> usize {
@@ -262,7 +263,7 @@ mod tests {
     fn fields(keys: &[&str]) -> Result<Vec<String>, Error> {
         let policies = ["api", "ip", "user"].map(|name| Policy::parse(name, "1/1s").unwrap());
         let keys: Vec<String> = keys.iter().map(|key| (*key).to_owned()).collect();
-        let mapping = Mapping::new(&policies, &keys, 64)?;
+        let mapping = Mapping::new(&policies, &keys, &[], 64)?;
         Ok(mapping
             .policies
             .iter()
@@ -289,7 +290,7 @@ mod tests {
     #[test]
     fn an_address_is_the_key_of_the_extractor() {
         let policies = [Policy::parse("ip", "1/1s").unwrap()];
-        let mapping = Mapping::new(&policies, &[], 64).ok().unwrap();
+        let mapping = Mapping::new(&policies, &[], &[], 64).ok().unwrap();
         for (value, expected) in [
             ("203.0.113.7", "203.0.113.7"),
             ("203.0.113.7:40001", "203.0.113.7"),

@@ -54,7 +54,7 @@ pub(super) struct OtherLimit {
 }
 
 /// The refusals of one identity.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(super) struct Hit {
     pub(super) refused: u64,
     pub(super) first_ms: u64,
@@ -145,21 +145,16 @@ impl Tally {
     }
 
     fn hit(&mut self, key: &Key, ms: u64) {
-        let is_full = self.hits.len() >= self.most_identities;
-        if let Some(hit) = self.hits.get_mut(key) {
-            hit.refused += 1;
-            hit.last_ms = ms;
-        } else if is_full {
+        if !self.hits.contains_key(key) && self.hits.len() >= self.most_identities {
             self.full = true;
-        } else {
-            let (refused, first_ms, last_ms) = (1, ms, ms);
-            let hit = Hit {
-                refused,
-                first_ms,
-                last_ms,
-            };
-            self.hits.insert(key.clone(), hit);
+            return;
         }
+        let hit = self.hits.entry(key.clone()).or_default();
+        if hit.refused == 0 {
+            hit.first_ms = ms;
+        }
+        hit.refused += 1;
+        hit.last_ms = ms;
     }
 
     /// Counts the rules that refuse. Returns the indices of their policies and their own.

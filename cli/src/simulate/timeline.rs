@@ -93,20 +93,17 @@ impl Timeline {
     pub(super) fn spans(&self, most: u64) -> OverTime {
         let mut copy = self.clone();
         let ends = |it: &Self| Some((*it.spans.keys().next()?, *it.spans.keys().next_back()?));
-        let seconds = loop {
-            let seconds = LENGTHS[copy.length];
-            let Some((first, last)) = ends(&copy) else {
-                break seconds;
-            };
+        let mut seconds = LENGTHS[copy.length];
+        while let Some((first, last)) = ends(&copy) {
             if (last - first) / seconds < most || copy.length + 1 == LENGTHS.len() {
-                let starts = (0..).map(|it| first + it * seconds);
-                starts.take_while(|it| *it < last).for_each(|it| {
-                    copy.span(it);
-                });
-                break seconds;
+                for at in 0..(last - first) / seconds {
+                    copy.span(first + at * seconds);
+                }
+                break;
             }
             copy.lengthen();
-        };
+            seconds = LENGTHS[copy.length];
+        }
         let spans = copy.spans.into_values().collect();
         OverTime { seconds, spans }
     }

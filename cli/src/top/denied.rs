@@ -29,14 +29,15 @@ pub(super) async fn run(
     for denied in &denials {
         let (identity, policy) = (denied.identity(), denied.policy().unwrap_or(BLOCKED));
         let [minute, hour] = [denied.last_minute(), denied.last_hour()];
-        rows.add_to_network(identity, policy, [minute, hour]);
-        rows.offer((minute.into(), hour), None, || row(denied));
+        let (rank, numbers) = ((minute.into(), hour), [minute, hour]);
+        rows.offer((identity, policy), numbers, rank, None, || row(denied));
     }
     add_blocks(&mut rows, inspector, now_ms).await?;
-    let why = match denials.is_empty() {
-        false => String::new(),
-        true => why_none(only, inspector).await?,
-    };
+    let mut why = String::new();
+    if denials.is_empty() {
+        let published = inspector.policies().await.unwrap_or_default();
+        why = Hints::look(inspector, &published).await.why_none(only)?;
+    }
     // An identity that several policies deny counts once.
     let identities = |least: u64| {
         let denied = denials.iter().filter(|it| it.last_minute() >= least);
@@ -90,17 +91,6 @@ async fn add_blocks(rows: &mut Rows, inspector: &Inspector, now_ms: u64) -> Resu
     Ok(())
 }
 
-/// The reason why no identity was denied, or none by this policy. An error if there is no policy of this name.
-async fn why_none(policy: Option<&str>, inspector: &Inspector) -> Result<String> {
-    let published = inspector.policies().await.unwrap_or_default();
-    let mut names = published.iter().map(|it| it.policy.name());
-    if names.any(|name| Some(name) == policy) {
-        return Ok(String::new());
-    }
-    let hints = Hints::look(inspector, &published).await;
-    hints.why_none(policy)
-}
-
 fn row(denied: &DeniedIdentity) -> Row {
     let (identity, report) = (denied.identity(), DenialReport::of(denied));
     let [minute, hour] = [report.last_minute, report.last_hour].map(Cell::from);
@@ -108,10 +98,9 @@ fn row(denied: &DeniedIdentity) -> Row {
     let cells = vec![identity.into(), policy, minute.style(BAD), hour];
     let mut document = json!(report);
     document["identity"] = json!(identity);
-    let notes = Vec::new();
     Row {
         document,
         cells,
-        notes,
+        notes: Vec::new(),
     }
 }

@@ -5,6 +5,7 @@ mod rows;
 mod usage;
 
 use std::collections::{BTreeMap, HashMap};
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::path::PathBuf;
 
 use clap::Args;
@@ -193,10 +194,9 @@ impl<'a> Top<'a> {
             self.seen.counting += 1;
             count(&mut self.seen.full, usage.is_full());
             let numbers = [u64::from(usage.is_full()), usage.used];
-            self.rows
-                .add_to_network(name.identity(), name.policy(), numbers);
+            let of = (name.identity(), name.policy());
             let row = || usage.row(name, &value, &self.labels, now_ms);
-            self.rows.offer(usage.rank, Some(name), row);
+            self.rows.offer(of, numbers, usage.rank, Some(name), row);
         }
         Ok(())
     }
@@ -311,12 +311,9 @@ fn add_other(
 
 /// Chooses by a hash of the identity: the same in each run, and for all policies of an identity.
 fn is_chosen(name: &StoredName, sample: f64) -> bool {
-    use std::hash::{DefaultHasher, Hash, Hasher};
-
-    let mut hasher = DefaultHasher::new();
-    name.identity().hash(&mut hasher);
+    let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one(name.identity());
     #[expect(clippy::cast_precision_loss, reason = "for a share")]
-    let place = hasher.finish() as f64 / u64::MAX as f64;
+    let place = hash as f64 / u64::MAX as f64;
     place <= sample
 }
 

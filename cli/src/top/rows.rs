@@ -32,7 +32,11 @@ pub(super) type Rank = (u128, u64);
 impl Rows {
     /// `names` are those of the two numbers that networks add up.
     pub(super) fn new(args: &TopArgs, names: [&'static str; 2]) -> Self {
-        let networks = args.by_prefix.map(|bits| Networks::new(bits, names));
+        let networks = args.by_prefix.map(|bits| Networks {
+            bits,
+            names,
+            ..Networks::default()
+        });
         Self {
             most: args.number.into(),
             first: Vec::new(),
@@ -40,22 +44,21 @@ impl Rows {
         }
     }
 
-    /// Adds the numbers of an identity to those of its network.
-    pub(super) fn add_to_network(&mut self, identity: &str, policy: &str, numbers: [u64; 2]) {
-        if let Some(networks) = &mut self.networks {
-            networks.add(identity, policy, numbers);
-        }
-    }
-
-    /// Inserts a row that is among the first. Replaces an earlier one of the same name.
+    /// Inserts a row that is among the first. Replaces an earlier one of the same name. Or adds the numbers of an identity
+    /// under a policy to those of its network.
     pub(super) fn offer(
         &mut self,
+        (identity, policy): (&str, &str),
+        numbers: [u64; 2],
         rank: Rank,
         name: Option<&StoredName>,
         row: impl FnOnce() -> Row,
     ) {
+        if let Some(networks) = &mut self.networks {
+            return networks.add(identity, policy, numbers);
+        }
         let is_after = |last: &(Rank, _, _)| last.0 >= rank;
-        if self.networks.is_some() || self.first.get(self.most - 1).is_some_and(is_after) {
+        if self.first.get(self.most - 1).is_some_and(is_after) {
             return;
         }
         self.first
@@ -103,8 +106,11 @@ struct Sum {
     addresses: u64,
 }
 
+/// Networks of this many bits of IPv6 addresses; IPv4 addresses stay alone.
+#[derive(Default)]
 struct Networks {
     bits: u8,
+    /// Those of the numbers.
     names: [&'static str; 2],
     sums: HashMap<(String, String), Sum>,
     /// Whether networks were forgotten.
@@ -112,16 +118,6 @@ struct Networks {
 }
 
 impl Networks {
-    /// Networks of this many bits of IPv6 addresses; IPv4 addresses stay alone. `names` are those of the numbers.
-    fn new(bits: u8, names: [&'static str; 2]) -> Self {
-        Self {
-            bits,
-            names,
-            sums: HashMap::new(),
-            is_cut: false,
-        }
-    }
-
     /// Adds the numbers of an identity, if that is an address or a network.
     fn add(&mut self, identity: &str, policy: &str, numbers: [u64; 2]) {
         let Some((kind, value)) = identity.split_once('=') else {
@@ -180,9 +176,17 @@ impl Sum {
 mod tests {
     use super::*;
 
+    fn networks() -> Networks {
+        Networks {
+            bits: 48,
+            names: ["full", "used"],
+            ..Networks::default()
+        }
+    }
+
     #[test]
     fn a_network_has_the_sums_of_its_addresses_and_other_identities_have_none() {
-        let mut networks = Networks::new(48, ["full", "used"]);
+        let mut networks = networks();
         for identity in [
             "ip=2001:db8:1:2::/64",
             "ip=2001:db8:1:3::/64",
@@ -207,7 +211,7 @@ mod tests {
 
     #[test]
     fn networks_are_bounded_and_the_greatest_is_kept() {
-        let mut networks = Networks::new(48, ["full", "used"]);
+        let mut networks = networks();
         for number in 0..2 * MOST {
             let [high, low] = [number / 256, number % 256];
             networks.add(&format!("ip=2001:{high:x}:{low:x}::/64"), "api", [0, 1]);
