@@ -42,7 +42,7 @@ pub(super) struct HotIdentity {
 }
 
 /// The units of a hot identity in this process, and the numbers that the next lease follows from.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Units {
     lease: Option<Lease>,
     /// The fate of the lease that is being fetched; `None` if none is.
@@ -105,15 +105,11 @@ impl HotIdentity {
             key: charge.key().clone(),
             span,
             units: Mutex::new(Units {
-                lease: None,
-                fetched: None,
                 // The count that made the identity hot, so that the first sweep does not find it cold.
                 checks: HOT,
                 charged: HOT.saturating_mul(charge.cost()),
                 since: now,
-                known: None,
-                paused_until: Duration::ZERO,
-                is_dropped: false,
+                ..Units::default()
             }),
         }
     }

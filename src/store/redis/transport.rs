@@ -1,4 +1,8 @@
 //! [`Transport`]: the way to the server, or to the nodes of a cluster. Each runtime has its own.
+#![cfg_attr(
+    not(feature = "cluster"),
+    expect(unused_variables, clippy::unused_self, reason = "there is one server")
+)]
 
 use std::{io, sync::Arc};
 
@@ -89,10 +93,6 @@ impl Transport {
         }
     }
 
-    #[cfg_attr(
-        not(feature = "cluster"),
-        expect(unused_variables, clippy::unused_self, reason = "there is one server")
-    )]
     fn node_address(&self, routing_key: &[u8]) -> Option<String> {
         #[cfg(feature = "cluster")]
         if let Self::Cluster(cluster) = self {
@@ -102,10 +102,6 @@ impl Transport {
     }
 
     /// Waits for a connection to the server of this key.
-    #[cfg_attr(
-        not(feature = "cluster"),
-        expect(unused_variables, reason = "there is one server")
-    )]
     pub(super) async fn reach(&self, routing_key: &[u8]) -> RedisResult<Route> {
         match self {
             Self::Server(server) => Ok(Route::Server(Arc::clone(server), server.usable().await?)),
@@ -147,10 +143,6 @@ impl Route {
     /// There is no time limit while a server keeps its connection open and sends nothing.
     ///
     /// Cancellation: the server executes a command that was sent, and the reply is dropped.
-    #[cfg_attr(
-        not(feature = "cluster"),
-        expect(unused_variables, reason = "there is one server")
-    )]
     pub(super) async fn send(&self, cmd: &Cmd, routing_key: &[u8]) -> Reply {
         match self {
             Self::Server(_, connection) => Ok(connection.send(cmd).await),

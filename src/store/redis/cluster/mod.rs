@@ -71,7 +71,7 @@ impl Cluster {
         if !error.is_connection_refusal() && !is_out_of_service(&error) {
             return Err(error);
         }
-        match self.owner(hash_slot).await? {
+        match self.next_owner(hash_slot).await? {
             other if Arc::ptr_eq(&other, node) => Err(error),
             other => {
                 let connection = other.reach().await?;
@@ -102,6 +102,7 @@ impl Cluster {
             }
             (node, connection) = match error.kind() {
                 ErrorKind::Server(ServerErrorKind::Moved) => {
+                    self.begin_refresh();
                     let named = self.nodes().moved(hash_slot, &error, &node)?;
                     match named.reach().await {
                         Ok(connection) => (named, connection),
@@ -130,12 +131,15 @@ impl Cluster {
         let known = self.nodes().owner(hash_slot);
         match known {
             Some(node) if !node.is_suspect() => Ok(node),
-            _ => {
-                let refreshed = self.refresh().await;
-                let owner = self.nodes().owner(hash_slot);
-                owner.ok_or_else(|| refreshed.err().unwrap_or_else(unserved))
-            }
+            _ => self.next_owner(hash_slot).await,
         }
+    }
+
+    /// The primary of a hash slot after a refresh of the topology.
+    async fn next_owner(self: &Arc<Self>, hash_slot: HashSlot) -> RedisResult<Arc<Node>> {
+        let refreshed = self.refresh().await;
+        let owner = self.nodes().owner(hash_slot);
+        owner.ok_or_else(|| refreshed.err().unwrap_or_else(unserved))
     }
 
     /// `HOST:PORT` of the primary of a hash slot, if known.

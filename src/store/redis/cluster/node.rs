@@ -1,12 +1,6 @@
 //! [`Node`]: one node of a cluster, and the topology as reported by that node.
 
-use std::{
-    collections::HashMap,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
-};
+use std::{collections::HashMap, sync::Arc};
 
 use redis::{
     Cmd, ErrorKind, FromRedisValue, RedisError, RedisResult, ServerErrorKind, Value,
@@ -24,8 +18,6 @@ pub(in crate::store::redis) struct Node {
     /// The name of its certificate, if a node gave one beside the address.
     pub(super) name: Option<String>,
     connection: Arc<ReconnectingConnection>,
-    /// Whether the latest reply suggests that the topology has changed.
-    redirects: AtomicBool,
 }
 
 /// A range of hash slots, and the primary that serves them.
@@ -45,7 +37,6 @@ impl Node {
             address,
             name,
             connection: ReconnectingConnection::new(Arc::new(target)),
-            redirects: AtomicBool::new(false),
         })
     }
 
@@ -73,27 +64,22 @@ impl Node {
 
     /// Sends one command, once. Use `asking` for a hash slot that is being moved to this node.
     ///
-    /// Cancellation: the node executes a command that was sent. The reply is dropped, and `redirects` stays unchanged.
+    /// Cancellation: the node executes a command that was sent. The reply is dropped.
     pub(super) async fn send(
         &self,
         cmd: &Cmd,
         asking: bool,
         connection: &Arc<Connection>,
     ) -> RedisResult<Value> {
-        let reply = match asking {
+        match asking {
             true => send_asking(cmd, connection).await,
             false => connection.send(cmd).await,
-        };
-        let redirects = reply.as_ref().is_err_and(is_redirecting);
-        if self.redirects.load(Relaxed) != redirects {
-            self.redirects.store(redirects, Relaxed);
         }
-        reply
     }
 
-    /// Whether the topology may have changed: the node does not answer, or does not serve its hash slots.
+    /// Whether the node seems not to answer, so that the topology may have changed.
     pub(super) fn is_suspect(&self) -> bool {
-        self.redirects.load(Relaxed) || self.connection.is_lost()
+        self.connection.is_lost()
     }
 
     /// Asks the node for the hash slots of each primary.
@@ -147,11 +133,6 @@ async fn send_asking(cmd: &Cmd, connection: &Arc<Connection>) -> RedisResult<Val
     // back.
     replies.next().ok_or_else(closed)??;
     replies.next().ok_or_else(closed)?
-}
-
-/// Whether this error of a node that answers suggests that the topology has changed.
-fn is_redirecting(error: &RedisError) -> bool {
-    error.kind() == ErrorKind::Server(ServerErrorKind::Moved) || is_out_of_service(error)
 }
 
 /// Whether the node has executed nothing and another may have taken over.

@@ -22,16 +22,21 @@ impl Cluster {
     pub(in crate::store::redis) async fn refresh(self: &Arc<Self>) -> RedisResult<()> {
         within(CONNECT_TIMEOUT, async {
             loop {
-                self.refresh.start_unless(
-                    |started, _| started.elapsed() < REFRESH_PAUSE,
-                    || Arc::clone(self).ask_and_adopt(),
-                );
+                self.begin_refresh();
                 if let Some((_, outcome)) = self.refresh.outcome().await {
                     return outcome;
                 }
             }
         })
         .await
+    }
+
+    /// Begins a refresh of the topology, unless the last one began just now.
+    pub(super) fn begin_refresh(self: &Arc<Self>) {
+        self.refresh.start_unless(
+            |started, _| started.elapsed() < REFRESH_PAUSE,
+            || Arc::clone(self).ask_and_adopt(),
+        );
     }
 
     /// Waits until a primary lets this store in.
