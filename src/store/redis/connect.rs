@@ -7,9 +7,7 @@ use tokio::time::{Instant, timeout_at};
 
 #[cfg(feature = "cluster")]
 use super::cluster::Cluster;
-#[cfg(any(feature = "cluster", feature = "sentinel"))]
 use super::connection::BAD_URL;
-#[cfg(feature = "sentinel")]
 use super::connection::Sentinels;
 use super::{
     RedisStore,
@@ -78,7 +76,6 @@ impl RedisStore {
     /// # Errors
     ///
     /// Like [`connect`](Self::connect), and if there are no sentinels, or none of them knows the name.
-    #[cfg(feature = "sentinel")]
     pub async fn sentinel(
         sentinels: impl IntoIterator<Item: Into<RedisServer>>,
         primary: impl Into<RedisServer>,
@@ -91,7 +88,6 @@ impl RedisStore {
     /// # Errors
     ///
     /// If there are no sentinels, or a URL is invalid.
-    #[cfg(feature = "sentinel")]
     pub fn connect_lazy_sentinel(
         sentinels: impl IntoIterator<Item: Into<RedisServer>>,
         primary: impl Into<RedisServer>,
@@ -145,7 +141,6 @@ impl RedisStore {
     }
 }
 
-#[cfg(any(feature = "cluster", feature = "sentinel"))]
 fn targets(servers: impl IntoIterator<Item: Into<RedisServer>>) -> Result<Vec<Target>, StoreError> {
     let servers = servers.into_iter().map(Into::into);
     let targets: Vec<_> = servers.map(RedisServer::target).collect::<Result<_, _>>()?;

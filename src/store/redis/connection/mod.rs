@@ -8,14 +8,12 @@
 //! ```
 
 mod attempt;
-#[cfg(feature = "sentinel")]
 mod ballot;
 mod health;
 mod login;
 #[cfg(feature = "bb8")]
 mod pool;
 mod reconnecting;
-#[cfg(feature = "sentinel")]
 mod sentinel;
 mod server;
 mod source;
@@ -43,9 +41,7 @@ pub use login::Credentials;
 #[cfg(feature = "bb8")]
 pub(super) use pool::NO_TIMEOUT;
 pub(super) use reconnecting::{ReconnectingConnection, Reply, reconnects};
-#[cfg(feature = "sentinel")]
 pub(super) use sentinel::Sentinels;
-#[cfg(any(feature = "cluster", feature = "sentinel"))]
 pub(super) use server::BAD_URL;
 pub use server::RedisServer;
 pub(super) use source::Source;

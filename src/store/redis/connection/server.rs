@@ -111,7 +111,6 @@ impl RedisServer {
 
     /// Like [`credentials`](Self::credentials), for all sentinels of this primary that have no source and no password in
     /// their URL.
-    #[cfg(feature = "sentinel")]
     #[must_use]
     pub fn sentinel_credentials<F, E>(self, source: impl Fn() -> F + Send + Sync + 'static) -> Self
     where
@@ -132,7 +131,6 @@ impl RedisServer {
     /// Maps the addresses that nodes of a cluster or sentinels name to those that this process can dial: for tunnels and
     /// NAT. The addresses that you name are dialled as they are. Return those that you do not know unchanged. The map is
     /// called before each attempt to connect to a named address.
-    #[cfg(any(feature = "cluster", feature = "sentinel"))]
     #[must_use]
     pub fn map_addresses(
         self,
@@ -153,7 +151,6 @@ impl RedisServer {
     }
 
     /// The primary of sentinels. redis-rs keeps its name where a URL has the host.
-    #[cfg(feature = "sentinel")]
     pub(in crate::store::redis) fn primary(self) -> Result<Target, StoreError> {
         let primary = self.0?;
         let has_name = !primary.host().is_empty();
@@ -186,7 +183,7 @@ fn info(of: impl IntoConnectionInfo) -> Result<Target, StoreError> {
         .map_err(|_| BAD_URL)
 }
 
-#[cfg(all(test, feature = "sentinel"))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -30,7 +30,6 @@ pub(in crate::store::redis) struct Target {
     pub(super) tls_host: Option<String>,
     /// The source of user and password, in the place of those in `info`.
     pub(super) logins: Option<Arc<Logins>>,
-    #[cfg(feature = "sentinel")]
     pub(super) sentinel_logins: Option<Arc<Logins>>,
     /// Returns the host and port to dial in place of those that a server names.
     pub(super) addresses: Option<Arc<AddressMap>>,
@@ -51,7 +50,6 @@ impl From<ConnectionInfo> for Target {
             info: info.set_tcp_settings(tcp),
             tls_host: None,
             logins: None,
-            #[cfg(feature = "sentinel")]
             sentinel_logins: None,
             addresses: None,
             is_named: false,
@@ -65,7 +63,6 @@ impl Target {
     }
 
     /// The host, or the name of a primary; empty for a socket.
-    #[cfg(any(feature = "cluster", feature = "sentinel"))]
     pub(in crate::store::redis) fn host(&self) -> &str {
         match self.info.addr() {
             ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. } => host,
@@ -75,7 +72,6 @@ impl Target {
 
     /// The server that another server names, with the same settings. Its certificate must have this name, if
     /// there is one beside the address.
-    #[cfg(any(feature = "cluster", feature = "sentinel"))]
     pub(in crate::store::redis) fn named(&self, at: (&str, u16), name: Option<&str>) -> Self {
         let mut named = self.at(at.0.to_owned(), at.1);
         named.tls_host = name.map(str::to_owned).or(named.tls_host);
