@@ -1,6 +1,6 @@
 //! [`Locked`]: the cells of one operation, under the locks of their shards.
 
-use std::sync::{MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 
 use smallvec::SmallVec;
 
@@ -20,6 +20,7 @@ use crate::{
         policy::Policy,
         rule::Rule,
     },
+    lock::lock,
     store::{
         engine::{Cells, StoreCells},
         entry::Entry,
@@ -68,9 +69,7 @@ impl<'a> Locked<'a> {
             .fold(0_u32, |wanted, token| wanted | 1 << index(*token, count));
         while wanted != 0 {
             let index = wanted.trailing_zeros() as usize;
-            let shard = shards[index].lock();
-            let shard = shard.unwrap_or_else(PoisonError::into_inner);
-            self.guards.push((index, shard));
+            self.guards.push((index, lock(&shards[index])));
             wanted &= wanted - 1;
         }
         self.now_ms = self.store.clock.now_ms();
@@ -160,9 +159,8 @@ impl StoreCells for Locked<'_> {
 
     fn forget(&mut self, policy: &Policy, key: &Key) {
         let token = self.store.tokens.token(policy.name(), key);
-        let shard = self.store.shards[index(token, self.store.shards.len())].lock();
-        let mut shard = shard.unwrap_or_else(PoisonError::into_inner);
-        shard.forget(token, policy);
+        let shards = &self.store.shards;
+        lock(&shards[index(token, shards.len())]).forget(token, policy);
     }
 }
 

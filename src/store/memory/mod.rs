@@ -9,7 +9,7 @@
 use std::{
     fmt,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
 };
@@ -26,6 +26,7 @@ use crate::{
         error::StoreError,
         operation::{Operation, Reply},
     },
+    lock::lock,
     store::{Store, StoreFuture, engine},
     warning,
 };
@@ -145,11 +146,7 @@ impl MemoryStore {
     /// The number of keys in the store, including some that no longer count.
     #[must_use]
     pub fn len(&self) -> usize {
-        let lengths = self.inner.shards.iter().map(|shard| {
-            let shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
-            shard.len()
-        });
-        lengths.sum()
+        self.inner.shards.iter().map(|it| lock(it).len()).sum()
     }
 
     /// Whether the store has no key.
@@ -185,8 +182,7 @@ impl MemoryCore {
             return self.report(operation);
         }
         let counts_strikes = matches!(operation, Operation::Ban { .. } | Operation::Unblock { .. });
-        let lock = || self.bans.lock().unwrap_or_else(PoisonError::into_inner);
-        let _alone = counts_strikes.then(lock);
+        let _alone = counts_strikes.then(|| lock(&self.bans));
         engine::execute(operation, &mut Locked::new(self))
     }
 

@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::Mutex,
 };
 
 use super::token::{Token, Tokens};
@@ -11,6 +11,7 @@ use crate::domain::{
     key::Key,
     report::{Account, Ranking, Report, Span},
 };
+use crate::lock::lock;
 
 /// The maximum number of tables, which is enough for some thousand accounts.
 const MAX_TABLES: usize = 8_192;
@@ -38,7 +39,7 @@ struct Table {
 impl Reported {
     pub(super) fn add(&self, report: &Report, now_ms: u64) {
         let account = &report.account;
-        let mut tables = self.tables();
+        let mut tables = lock(&self.tables);
         for span in report.spans() {
             let table = table(&mut tables, self.id(account, span), now_ms);
             table.total = table.total.saturating_add(report.total());
@@ -52,7 +53,7 @@ impl Reported {
     }
 
     pub(super) fn rankings(&self, account: &Account, now_ms: u64) -> Vec<Ranking> {
-        let tables = self.tables();
+        let tables = lock(&self.tables);
         let spans = account.spans(now_ms).into_iter();
         let rankings = spans.filter_map(|span| {
             let table = tables.get(&self.id(account, span))?;
@@ -65,10 +66,6 @@ impl Reported {
             })
         });
         rankings.collect()
-    }
-
-    fn tables(&self) -> MutexGuard<'_, Tables> {
-        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn id(&self, account: &Account, span: Span) -> TableId {

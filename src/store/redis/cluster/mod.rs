@@ -12,7 +12,7 @@ mod refresh;
 
 use std::{
     io,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
 };
 
 use redis::{
@@ -155,7 +155,7 @@ impl Cluster {
     }
 
     fn nodes(&self) -> MutexGuard<'_, Nodes> {
-        self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
+        crate::lock::lock(&self.nodes)
     }
 }
 

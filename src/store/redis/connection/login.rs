@@ -5,7 +5,7 @@ use std::{
     fmt,
     pin::Pin,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     time::Duration,
@@ -18,6 +18,7 @@ use super::{
     attempt::SharedAttempt,
     timeout::{CONNECT_TIMEOUT, within},
 };
+use crate::lock::lock;
 use crate::store::redis::{
     background,
     error::{is_refusal, no_credentials},
@@ -185,7 +186,7 @@ impl Logins {
         let user = own.or(server.redis_settings().username());
         let reply = authenticate(connection, user, &login.credentials.password).await;
         let server = server.addr().to_string();
-        let mut verdicts = self.verdicts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut verdicts = lock(&self.verdicts);
         match &reply {
             Ok(()) => verdicts.take(server),
             Err(error) if is_refusal(error) && verdicts.refuse(server) => {

@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
@@ -17,7 +17,7 @@ use super::{
     source::Source,
     timeout::{CONNECT_TIMEOUT, LOST_AFTER, within},
 };
-use crate::store::redis::background;
+use crate::{lock::lock, store::redis::background};
 
 /// Between two attempts to connect: at most 40 attempts a second reach a server that is down or read-only.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(25);
@@ -73,7 +73,7 @@ impl ReconnectingConnection {
 
     /// Takes another connection than this before the next command, unless one was replaced just now.
     pub(in crate::store::redis) fn replace_refusing(&self, connection: &Connection) {
-        let mut replaced = self.replaced.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut replaced = lock(&self.replaced);
         if replaced.is_none_or(|at| at.elapsed() >= REFUSED_PAUSE) {
             connection.health.mark_stale();
             *replaced = Some(Instant::now());

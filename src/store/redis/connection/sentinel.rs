@@ -3,7 +3,7 @@
 use std::{
     future::ready,
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -17,7 +17,7 @@ use super::{
     source::Source,
     target::Target,
 };
-use crate::store::redis::error::closed;
+use crate::{lock::lock, store::redis::error::closed};
 
 /// How often the sentinels are asked whether a working primary still is the primary. A primary that was cut off from
 /// its sentinels does not know about its successor.
@@ -116,7 +116,7 @@ impl Sentinels {
                     }
                 }
                 Ok(Some(Answer::Visited(address, Ok(connection)))) => {
-                    *self.found() = Some(address);
+                    *lock(&self.found) = Some(address);
                     return Ok(connection);
                 }
                 Ok(Some(Answer::Visited(_, Err(error)))) => (visits, why) = (visits - 1, error),
@@ -142,7 +142,7 @@ impl Sentinels {
 
     /// Whether most sentinels name other primaries than the one in use.
     async fn name_another(&self) -> bool {
-        let found = self.found().clone();
+        let found = lock(&self.found).clone();
         let is_other = |answer: &Answer| {
             ready(matches!(answer, Answer::Named(Ok(named)) if found.as_ref() != Some(named)))
         };
@@ -151,10 +151,6 @@ impl Sentinels {
         timeout(PRIMARY_CHECK_INTERVAL, others)
             .await
             .is_ok_and(|others| others == most)
-    }
-
-    fn found(&self) -> MutexGuard<'_, Option<Address>> {
-        self.found.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn ask(&self) -> FuturesUnordered<Inquiry> {

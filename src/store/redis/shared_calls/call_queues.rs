@@ -2,10 +2,7 @@
 
 use std::sync::Arc;
 #[cfg(feature = "cluster")]
-use std::{
-    collections::HashMap,
-    sync::{Mutex, PoisonError},
-};
+use std::{collections::HashMap, sync::Mutex};
 
 #[cfg(feature = "cluster")]
 use redis::cluster_routing::Slot as HashSlot;
@@ -79,7 +76,7 @@ impl CallQueues {
                 Task::Other(operation) => operation.key(),
             };
             let key = self.store.routing_key(task.check(), of_other);
-            let mut known = hash_slots.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut known = crate::lock::lock(hash_slots);
             let calls = known.entry(HashSlot::for_key(&key)).or_insert_with(|| {
                 Arc::new(SharedCalls {
                     store: self.store.clone(),
