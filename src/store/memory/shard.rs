@@ -54,11 +54,6 @@ impl Shard {
         self.entries.get(&token).map(|queued| &queued.entry)
     }
 
-    /// The entry of a key, or an empty entry.
-    pub(super) fn entry(&self, token: Token) -> &Entry {
-        self.get(token).unwrap_or(&NO_ENTRY)
-    }
-
     /// Reserves a place for a key, but not by dropping a key in `spared`. Returns whether the key has a place
     /// afterwards.
     pub(super) fn reserve(&mut self, token: Token, spared: &[Token], now_ms: u64) -> bool {
@@ -76,7 +71,7 @@ impl Shard {
 
     /// Gives up the place of a key if the entry is empty.
     pub(super) fn cancel(&mut self, token: Token) {
-        if self.entry(token).is_empty() {
+        if self.get(token).is_some_and(Entry::is_empty) {
             self.remove(token);
         }
     }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use redis::{Pipeline, RedisError, RedisResult, Value};
+use redis::{Pipeline, RedisResult, Value};
 
 use super::{Inspector, StoredName, StoredResult, hangs_up, stored_at, unknown_to_proxies};
 use crate::{
@@ -181,13 +181,11 @@ impl Inspector {
         let replies = within(self.timeout, server.connection.send_all(&pipeline)).await;
         let replies = replies.map_err(|error| store_error(&error))?.into_iter();
         let replies = replies.map(|reply| match reply {
-            Err(error) if has_moved(&error) => Ok(Value::Nil),
+            Err(error) if matches!(code(&error), Some("MOVED" | "ASK" | "TRYAGAIN")) => {
+                Ok(Value::Nil)
+            }
             reply => reply,
         });
         Ok(replies.collect())
     }
-}
-
-fn has_moved(error: &RedisError) -> bool {
-    matches!(code(error), Some("MOVED" | "ASK" | "TRYAGAIN"))
 }
