@@ -11,7 +11,7 @@ use super::{
     Limiter,
     guarded_store::{Answer, Call, Calling, To},
     late::Unserved,
-    refusals::{KnownBefore, Question},
+    refusals::Question,
 };
 #[cfg(doc)]
 use crate::domain::FailurePolicy;
@@ -27,6 +27,7 @@ use crate::{
     },
     observe::{CallInfo, CallKind, Timing},
     store::{Left, Store, StoreFuture, maybe_ready::MaybeReady},
+    warning,
 };
 
 /// The result of a check.
@@ -72,7 +73,8 @@ impl Resolution {
 #[derive(Clone, Copy)]
 struct Asked {
     kind: CallKind,
-    known: KnownBefore,
+    /// How many blocks were known.
+    known: u64,
     /// `None` if the check takes no slots.
     slots_at_ms: Option<NonZeroU64>,
     /// `None` if a denial must not be remembered.
@@ -244,7 +246,7 @@ impl Limiter {
         let refusals = &inner.shared.refusals;
         let mut asked = Asked {
             kind,
-            known: refusals.before_call(),
+            known: refusals.known(),
             slots_at_ms: None,
             question: None,
             ask,
@@ -341,9 +343,9 @@ impl Limiter {
     }
 
     /// One word, which says whether anything is wanted of a decision: mostly nothing is.
-    fn wanted(&self, check: &Check, decision: &Decision, known: KnownBefore) -> u8 {
-        let inner = &self.inner;
-        let of_limiter = inner.wanted | inner.fallback.wanted() | known.wanted();
+    fn wanted(&self, check: &Check, decision: &Decision, known: u64) -> u8 {
+        let (inner, blocks) = (&self.inner, if known > 0 { BLOCKS } else { 0 });
+        let of_limiter = inner.wanted | inner.fallback.wanted() | blocks;
         let wanted = of_limiter | check.wanted_by(inner.shared.reports.policies.number());
         match decision {
             Decision::Allowed(_) => wanted & BY_ADMISSIONS,
@@ -370,8 +372,8 @@ impl Limiter {
         if wanted & BLOCKS != 0 && is_of_store {
             inner.shared.refusals.learn(check, decision, asked.known);
         }
-        if wanted & OUTAGE != 0 && is_of_store {
-            inner.fallback.decides_again();
+        if wanted & OUTAGE != 0 && is_of_store && inner.fallback.outage.ends() {
+            warning::decides_again();
         }
         if wanted & UNSEEN != 0 {
             let reports = &inner.shared.reports;

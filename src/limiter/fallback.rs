@@ -28,7 +28,7 @@ pub(super) struct Fallback {
     pub(super) local: MemoryStore,
     pub(super) replicas: NonZeroU32,
     /// Checks that the store could not decide.
-    outage: Arc<Outage>,
+    pub(super) outage: Arc<Outage>,
 }
 
 impl Default for Fallback {
@@ -53,35 +53,23 @@ impl Fallback {
         error: &StoreError,
         refusals: &Refusals,
     ) -> (Resolution, RequestOutcome) {
+        use StoreErrorKind::{Full, InvalidRequest};
         let resolution = match self.by_failure_policy(check, error.clone(), refusals) {
             Resolution::Closed(error) if self.passes_undecided => Resolution::Open(error, None),
             resolution => resolution,
         };
-        if kind == CallKind::Check {
-            self.warn_of_outage(error);
+        // `memory_full` warns of a full store.
+        let is_outage = !matches!(error.kind(), Full | InvalidRequest);
+        if kind == CallKind::Check && is_outage && self.outage.begins() {
+            warning::undecided(error);
         }
         let outcome = outcome(kind, &resolution);
         (resolution, outcome)
     }
 
-    /// Warns once for each outage. `memory_full` warns of a full store.
-    fn warn_of_outage(&self, error: &StoreError) {
-        use StoreErrorKind::{Full, InvalidRequest};
-        if !matches!(error.kind(), Full | InvalidRequest) && self.outage.begins() {
-            warning::undecided(error);
-        }
-    }
-
     /// The bit that says whether a success has to be noted.
     pub(super) fn wanted(&self) -> u8 {
         if self.outage.is_on() { OUTAGE } else { 0 }
-    }
-
-    /// Notes that the store has decided.
-    pub(super) fn decides_again(&self) {
-        if self.outage.ends() {
-            warning::decides_again();
-        }
     }
 
     fn by_failure_policy(

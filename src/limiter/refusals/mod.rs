@@ -9,6 +9,17 @@
 //!                  └── cannot decide ──▶ a known block?
 //! ```
 //!
+//! ```text
+//!   asked        decided by the store, for d ms            first admission
+//!     ├────────────────┼──────────┬───────────────────────────┼──────▶ this process's clock
+//!     │                       answered                        │
+//!     ├── repeated here, at most MAX_AGE ──▶ asked + d − 1 ms │
+//!                                 ├── says: answered + d, rounded up ──▶
+//! ```
+//!
+//! The store decided at some time between the question and the answer, and its clock counts whole milliseconds. So the
+//! first admission is later than `asked + d - 1 ms`, and not later than `answered + d`.
+//!
 //! Denials are remembered by the whole check, if the limiter [caches](Limiter::cache_denials) them. Blocks are always
 //! remembered, by identity: the store stays the only source, its answers add and remove them, and they deny here only
 //! while the store cannot decide.
@@ -27,7 +38,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use self::{refund_epochs::RefundEpochs, validity::Validity};
+use self::refund_epochs::RefundEpochs;
 use crate::{
     bounded::Sets,
     domain::{
@@ -37,12 +48,10 @@ use crate::{
         decision::{Blocked, Decision},
         key::Key,
         rule::millis,
-        wanted::BLOCKS,
     },
 };
 
 mod refund_epochs;
-mod validity;
 
 /// The atomics of [`refund_epochs`]. Tests replace them by those of a model checker.
 mod sync {
@@ -53,6 +62,11 @@ mod sync {
 const MAX_BLOCKS: usize = 10_000;
 
 const MAX_DENIALS: usize = 16_384;
+
+/// The maximum age of a repeated denial. This is also how late you notice an early end through another limiter.
+const MAX_AGE: Duration = Duration::from_secs(1);
+
+const TICK: Duration = Duration::from_millis(1);
 
 /// Enough that a refund to one identity rarely ends the denials of another.
 const REFUND_GROUPS: usize = 16_384;
@@ -89,21 +103,13 @@ struct KnownBlock {
 struct CachedDenial {
     check: Check,
     denial: Decision,
-    validity: Validity,
+    /// Times of this process's clock, since a fixed point.
+    asked: Duration,
+    answered: Duration,
+    until: Duration,
     /// The number of the last refund before the question, and the groups whose later refunds end this denial.
     given_back: u64,
     groups: Box<[usize]>,
-}
-
-/// The number of blocks known when a store call began: its answer can revoke only those.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct KnownBefore(u64);
-
-impl KnownBefore {
-    /// The [bit](crate::domain::wanted) that says that some were known.
-    pub(super) const fn wanted(self) -> u8 {
-        if self.0 > 0 { BLOCKS } else { 0 }
-    }
 }
 
 /// A check on its way to the store, whose denial may be remembered.
@@ -145,9 +151,10 @@ impl Refusals {
         let known = self.denials.read(hash, |known| {
             let mut groups = known.groups.iter();
             let holds = Subject(&known.check) == Subject(check)
-                && known.validity.holds(now)
+                && (known.asked..known.until).contains(&now) // a test's clock may step back
                 && groups.all(|group| refunds.none_since(known.given_back, *group));
-            holds.then(|| (known.denial.clone(), known.validity.age_ms(now)))
+            let age = now.saturating_sub(known.answered);
+            holds.then(|| (known.denial.clone(), millis(age)))
         });
         match known.flatten() {
             Some((denial, age_ms)) => Ok(denial.repeated(check, age_ms)),
@@ -172,19 +179,20 @@ impl Refusals {
             Decision::Denied(denial) => denial.recheck_after(),
             Decision::Blocked(blocked) => blocked.retry_after(),
         };
-        let validity = Validity::new(question.asked, clock(), denied_for);
+        let span = denied_for.unwrap_or(Duration::MAX).saturating_sub(TICK);
         if let Some(refunds) = self.refunds.get()
-            && validity.holds(question.asked)
+            && !span.is_zero()
         {
             let denial = CachedDenial {
                 check: check.clone(),
                 denial: decision.clone(),
-                validity,
+                asked: question.asked,
+                answered: clock(),
+                until: question.asked + span.min(MAX_AGE),
                 given_back: question.given_back,
                 groups: self.groups_that_end(check, decision, refunds),
             };
-            self.denials
-                .insert(question.hash, denial, |it| it.validity.until);
+            self.denials.insert(question.hash, denial, |it| it.until);
         }
     }
 
@@ -268,25 +276,25 @@ pub(super) fn own_clock() -> DenialClock {
 
 /// Blocks.
 impl Refusals {
-    /// Read this before calling the store.
-    pub(super) fn before_call(&self) -> KnownBefore {
-        KnownBefore(self.noted.load(Acquire))
+    /// The number of blocks known when a store call begins: its answer can revoke only those.
+    pub(super) fn known(&self) -> u64 {
+        self.noted.load(Acquire)
     }
 
     /// Learns from the store's answer.
-    pub(super) fn learn(&self, check: &Check, decision: &Decision, before: KnownBefore) {
+    pub(super) fn learn(&self, check: &Check, decision: &Decision, before: u64) {
         if let Decision::Blocked(blocked) = decision {
             // The store may have seen the block before this process ended the block. If still there, the next answer
             // says so.
-            let is_news = |_: Option<&_>| before.0 >= self.ended.load(Acquire);
+            let is_news = |_: Option<&_>| before >= self.ended.load(Acquire);
             let (key, block, left) = (blocked.key(), blocked.block(), blocked.retry_after());
             self.note_if(key, block, left, Instant::now(), is_news);
             return;
         }
-        if before.0 > 0 && check.enforces_blocks() && !decision.usage().facts().has_unseen_blocks {
+        if before > 0 && check.enforces_blocks() && !decision.usage().facts().has_unseen_blocks {
             // The store no longer has these.
             for key in check.keys() {
-                let is_revoked = |known: &KnownBlock| known.number <= before.0;
+                let is_revoked = |known: &KnownBlock| known.number <= before;
                 self.blocks.remove_if(self.blocks.hash(key), is_revoked);
             }
         }
@@ -345,7 +353,7 @@ impl Refusals {
 
     /// Finds the block of the check's identities that ends last.
     pub(super) fn find(&self, check: &Check) -> Option<Blocked> {
-        if !check.enforces_blocks() || self.before_call().0 == 0 {
+        if !check.enforces_blocks() || self.known() == 0 {
             return None;
         }
         let now = Instant::now();

@@ -26,11 +26,7 @@ use self::{
     queues::{LastDenial, MIN_SLEEP, RECHECK, Ticket},
     turns::Turn,
 };
-use super::{
-    FOR_EVER, Limiter, Resolution,
-    decide::Ask,
-    pauses::{Opens, Pauses},
-};
+use super::{FOR_EVER, Limiter, Resolution, Shared, decide::Ask, pauses::Opens};
 use crate::{
     domain::{
         block::BlockedBy,
@@ -130,11 +126,11 @@ impl Waiter<'_> {
             return self.decide().await;
         }
         // A caller without the time is denied now, and not when those ahead have had their turns.
-        if self.pauses().outlast(self.check, self.deadline) {
+        if self.shared().pauses.outlast(self.check, self.deadline) {
             return self.decide_last().await;
         }
         let most = self.limiter.inner.max_queue;
-        let ticket = match self.queues().join(self.check, most) {
+        let ticket = match self.shared().queues.join(self.check, most) {
             Ok(ticket) => ticket,
             // The queue is full.
             Err(queue) => {
@@ -147,7 +143,7 @@ impl Waiter<'_> {
         match self.take_turn(&ticket).await {
             Wait::Turn(_turn) => {
                 let resolution = self.ask_until(&ticket).await;
-                let turns = match self.pauses().are_known(self.check) {
+                let turns = match self.shared().pauses.are_known(self.check) {
                     true => 1,
                     false => turns_after(&resolution, self.where_open),
                 };
@@ -159,12 +155,8 @@ impl Waiter<'_> {
         }
     }
 
-    fn queues(&self) -> &WaitQueues {
-        &self.limiter.inner.shared.queues
-    }
-
-    fn pauses(&self) -> &Pauses {
-        &self.limiter.inner.shared.pauses
+    fn shared(&self) -> &Shared {
+        &self.limiter.inner.shared
     }
 
     async fn decide(&self) -> Resolution {
@@ -197,12 +189,12 @@ impl Waiter<'_> {
         let mut end = pin!(LazySleep::new(rest));
         loop {
             let mut denied = pin!(queue.denied.notified()); // listens from before the look at the denial on
-            let mut paused = pin!(self.pauses().changed.notified()); // the same
+            let mut paused = pin!(self.shared().pauses.changed.notified()); // the same
             let known = queue.denial(self.check);
             if let Some(last) = known.filter(|last| last.until > deadline) {
                 return Wait::Denied(last);
             }
-            if self.pauses().outlast(self.check, deadline) {
+            if self.shared().pauses.outlast(self.check, deadline) {
                 return Wait::TimedOut;
             }
             let wait = poll_fn(|cx| {
@@ -260,7 +252,7 @@ impl Waiter<'_> {
     async fn wait_for_pauses(&self, ticket: &Ticket<'_>) -> Result<(), Blocked> {
         let mut turn = None;
         loop {
-            let changed = self.pauses().changed.notified(); // listens from before the look on
+            let changed = self.shared().pauses.changed.notified(); // listens from before the look on
             let Some(opens) = self.begin(self.deadline, turn)? else {
                 return Ok(());
             };
@@ -273,8 +265,10 @@ impl Waiter<'_> {
     }
 
     fn begin(&self, deadline: Instant, turn: Option<Instant>) -> Result<Option<Opens>, Blocked> {
-        let waiting = |key: &Key| self.queues().waiting(key);
-        self.pauses().begin(self.check, deadline, turn, waiting)
+        let waiting = |key: &Key| self.shared().queues.waiting(key);
+        self.shared()
+            .pauses
+            .begin(self.check, deadline, turn, waiting)
     }
 
     /// Reports to an observer, once, that a caller has to wait. Its ticket reports the end.
@@ -312,14 +306,14 @@ impl Waiter<'_> {
                     true => {
                         // Afterwards, callers leave one after the other, in order.
                         queue.turns.set_number(1);
-                        self.pauses().see(blocked)
+                        self.shared().pauses.see(blocked)
                     }
                     false => now + self.waits_for(blocked)?,
                 };
                 (end <= deadline).then(|| end.min(now + RECHECK))
             }
             Resolution::Decided(Decision::Allowed(_)) => {
-                self.pauses().see_admitted(check, asked);
+                self.shared().pauses.see_admitted(check, asked);
                 None
             }
             Resolution::Open(..) if self.where_open == WhereOpen::Pass => None,
