@@ -13,12 +13,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{
-    FOR_EVER, Limiter, Resolution, WhereOpen,
-    decide::Ask,
-    late::Unserved,
-    wait_queue::{Waiter, waits_after},
-};
+use super::{Limiter, Resolution, WhereOpen, decide::Ask, late::Unserved, wait_queue::waits_after};
 use crate::{
     domain::{
         charge::Charge,
@@ -209,14 +204,8 @@ impl Tries<'_> {
     }
 
     async fn wait(&self, check: &Check, max_wait: Duration, timeout: Duration) -> Resolution {
-        let waiter = Waiter {
-            limiter: self.limiter,
-            check,
-            deadline: Instant::now() + max_wait.min(FOR_EVER),
-            where_open: WhereOpen::Pass,
-            ask: Ask::Try(timeout),
-        };
-        waiter.wait().await
+        let (limiter, ask) = (self.limiter, Ask::Try(timeout));
+        limiter.wait(check, max_wait, WhereOpen::Pass, ask).await
     }
 
     /// Replaces the alternatives that this denial shows to deny. Returns the denial that ends first, and whether there is a

@@ -271,16 +271,14 @@ fn in_scope<T>(scope: &mut Option<Box<dyn PollScope>>, run: impl FnOnce() -> T) 
         return run();
     };
     let (mut run, mut output) = (Some(run), None);
-    scope.enter(&mut || {
+    let mut run_once = || {
         if let Some(run) = run.take() {
             output = Some(run());
         }
-    });
-    match (output, run) {
-        (Some(output), _) => output,
-        (None, Some(run)) => run(),
-        (None, None) => unreachable!("it was run, and so there is an output"),
-    }
+    };
+    scope.enter(&mut run_once);
+    run_once();
+    output.unwrap_or_else(|| unreachable!("it was run, and so there is an output"))
 }
 
 const CIRCUIT_OPEN: StoreError = StoreError::new(

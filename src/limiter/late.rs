@@ -31,33 +31,31 @@ impl Limiter {
     #[cold]
     pub(super) fn keep_late(&self, answer: StoreFuture<Decision>, check: &Check) -> Late {
         let (end, cost) = oneshot::channel();
-        let slots = check.takes_slots().then(|| Unanswered {
+        let unanswered = Unanswered {
             limiter: self.clone(),
             check: check.clone(),
             may_be_taken: true,
-        });
-        let late = self.clone().settle_late(answer, slots, cost);
+        };
+        let late = self.clone().settle_late(answer, unanswered, cost);
         self.inner.shared.background.finish_late(late);
         Late::new(|cost| {
             let _ = end.send(cost); // fails if there is nothing to settle
         })
     }
 
-    /// The answer has no timer. Without `slots`, the check takes none.
+    /// The answer has no timer.
     async fn settle_late(
         self,
         answer: StoreFuture<Decision>,
-        mut slots: Option<Unanswered>,
+        mut unanswered: Unanswered,
         cost: Receiver<LateCost>,
     ) {
         let answer = within(LATEST, answer).await.unwrap_or(Err(TIMED_OUT));
-        if let Some(slots) = &mut slots {
-            slots.may_be_taken = match &answer {
-                Ok(decision) => decision.is_allowed(),
-                Err(error) => !error.is_unsent(),
-            };
-        }
-        drop(slots);
+        unanswered.may_be_taken = match &answer {
+            Ok(decision) => decision.is_allowed(),
+            Err(error) => !error.is_unsent(),
+        };
+        drop(unanswered);
         let Ok(Decision::Allowed(usage)) = answer else {
             return;
         };
@@ -93,7 +91,7 @@ fn parts(usage: &Usage, costs: &[u64]) -> Vec<Settlement> {
     parts.collect()
 }
 
-/// A check that may have taken slots, for no caller. When this is dropped, they are returned.
+/// A check that may have taken slots, for no caller: when this is dropped, they are returned.
 struct Unanswered {
     limiter: Limiter,
     check: Check,

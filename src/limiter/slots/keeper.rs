@@ -36,10 +36,10 @@ use crate::{
         error::StoreError,
         slots::{HeldSlots, Slots},
     },
+    limiter::outage::Outage,
     lock::lock,
     observe::CallKind,
     timer::LazySleep,
-    warning,
 };
 
 /// The most ids in messages of the task that wait for their answers, so that a server has time for others in between.
@@ -47,9 +47,6 @@ const MOST_TOGETHER: usize = Slots::MOST;
 
 /// Ticks are a twelfth of the window apart, and at most this.
 const LONGEST_TICK_MS: u64 = 5_000;
-
-/// From one warning of a lost slot to the next.
-const WARNINGS_MS: u64 = 60_000;
 
 /// The slots of the clones of one limiter.
 pub(in crate::limiter) struct Keeper {
@@ -60,9 +57,9 @@ pub(in crate::limiter) struct Keeper {
     hasher: RandomState,
     /// Its permit is free while no task runs; taken and given back under the lock.
     task: Arc<Semaphore>,
-    /// When to warn of a lost slot again.
-    warns_at_ms: AtomicU64,
-    warned_of_early_expiry: Once,
+    /// Slots that are lost.
+    pub(super) losses: Outage,
+    pub(super) warned_of_early_expiry: Once,
     background: Arc<BackRoom>,
 }
 
@@ -100,7 +97,7 @@ impl Keeper {
             next_number: AtomicU64::new(0),
             hasher: RandomState::new(),
             task: Arc::new(Semaphore::new(1)),
-            warns_at_ms: AtomicU64::new(0),
+            losses: Outage::default(),
             warned_of_early_expiry: Once::new(),
             background: Arc::clone(background),
         }
@@ -173,20 +170,6 @@ impl Keeper {
         held.map(|entry| Arc::clone(&entry.holding)).collect()
     }
 
-    pub(super) fn warn_of_early_expiry(&self) {
-        self.warned_of_early_expiry
-            .call_once(warning::slots_expire_too_early);
-    }
-
-    pub(super) fn warn_of_loss(&self) {
-        let now_ms = now_ms();
-        let next = |at_ms: u64| (at_ms <= now_ms).then_some(now_ms + WARNINGS_MS);
-        let warns = self.warns_at_ms.fetch_update(Relaxed, Relaxed, next);
-        if warns.is_ok() {
-            warning::slot_lost();
-        }
-    }
-
     /// The work of some entries at a time, so that nothing waits long for the lock. `None` if nothing is due.
     fn due(&self) -> Option<Work> {
         let now_ms = now_ms();
@@ -252,7 +235,11 @@ impl Keeper {
             let is_lost = are_held.filter(|is_held| !**is_held).count() > 0;
             is_lost || !holding.renewed(asked_at_ms)
         });
-        self.lose(&lost.cloned().collect::<Vec<_>>());
+        let lost: Vec<_> = lost.cloned().collect();
+        self.lose(&lost);
+        if lost.is_empty() {
+            self.losses.ends();
+        }
         let mut entries = lock(&self.entries);
         for holding in holdings {
             let place = entries.entry(holding.due());

@@ -30,6 +30,7 @@ use crate::domain::{
 use crate::lock::lock;
 use crate::observe::{CallInfo, CallKind, Event, SlotChange};
 use crate::timer::within;
+use crate::warning;
 
 /// The slots that an admitted check holds. This process renews them in the [background](super#background-work), even if
 /// the runtime that took them is blocked or has ended, and returns them when you drop this.
@@ -110,7 +111,8 @@ impl Limiter {
                     self.holding(charge, HoldingState::Held { since_ms }, is_local, is_shadow);
                 let keeper = &self.inner.shared.keeper;
                 if !holding.is_renewed {
-                    keeper.warn_of_early_expiry();
+                    let warned = &keeper.warned_of_early_expiry;
+                    warned.call_once(warning::slots_expire_too_early);
                 }
                 holding.report(SlotChange::Taken);
                 keeper.add(&holding);
@@ -352,9 +354,8 @@ impl SlotWatch {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        // All of them first: an observer may panic.
-        self.holdings.iter().for_each(|holding| holding.end());
         for holding in &self.holdings {
+            holding.end();
             holding.report(SlotChange::Returned);
         }
     }
@@ -444,8 +445,8 @@ impl Holding {
         drop(state);
         self.report(SlotChange::Lost);
         self.lost.notify_waiters();
-        if !self.is_shadow {
-            self.limiter.inner.shared.keeper.warn_of_loss();
+        if !self.is_shadow && self.limiter.inner.shared.keeper.losses.begins() {
+            warning::slot_lost();
         }
         true
     }

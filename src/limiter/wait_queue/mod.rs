@@ -62,13 +62,13 @@ enum Wait<'a> {
 ///
 /// Cancellation: a dropped caller gives up its place and passes on its turn. A check already sent may have been
 /// charged.
-pub(super) struct Waiter<'a> {
-    pub(super) limiter: &'a Limiter,
-    pub(super) check: &'a Check,
-    pub(super) deadline: Instant,
-    pub(super) where_open: WhereOpen,
+struct Waiter<'a> {
+    limiter: &'a Limiter,
+    check: &'a Check,
+    deadline: Instant,
+    where_open: WhereOpen,
     /// With the timeout of each store call, if the check is one of several tries.
-    pub(super) ask: Ask,
+    ask: Ask,
 }
 
 impl Limiter {
@@ -103,26 +103,38 @@ impl Limiter {
         max_wait: Duration,
         where_open: WhereOpen,
     ) -> Resolution {
-        let waiter = Waiter {
-            limiter: self,
-            check,
-            deadline: Instant::now() + max_wait.min(FOR_EVER),
-            where_open,
-            ask: Ask::Waiting,
-        };
-        let resolution = waiter.wait().await;
+        let resolution = self.wait(check, max_wait, where_open, Ask::Waiting).await;
         if let Resolution::Decided(decision) = &resolution {
             self.count_refusal(decision);
         }
         resolution
     }
+
+    /// The same for a check that is asked in this way.
+    pub(super) async fn wait(
+        &self,
+        check: &Check,
+        max_wait: Duration,
+        where_open: WhereOpen,
+        ask: Ask,
+    ) -> Resolution {
+        let waiter = Waiter {
+            limiter: self,
+            check,
+            deadline: Instant::now() + max_wait.min(FOR_EVER),
+            where_open,
+            ask,
+        };
+        waiter.wait().await
+    }
 }
 
 impl Waiter<'_> {
     /// Waits until the check is admitted; returns a denial that lasts until after the deadline.
-    pub(super) async fn wait(&self) -> Resolution {
-        // Shadows never deny, so a check of shadows alone has nothing to wait for.
-        if self.check.is_of_shadows() || fits_never(self.check) {
+    async fn wait(&self) -> Resolution {
+        // A check that is larger than a limit never fits. Shadows never deny, so a check of shadows alone has nothing to wait for.
+        let mut rules = self.check.rules();
+        if self.check.is_of_shadows() || rules.any(|(rule, cost)| cost > rule.limit()) {
             return self.decide().await;
         }
         // A caller without the time is denied now, and not when those ahead have had their turns.
@@ -302,13 +314,14 @@ impl Waiter<'_> {
                 in_time.then(|| last.ask_again.min(deadline))
             }
             Resolution::Decided(Decision::Blocked(blocked)) => {
+                let rest = waits_for(self.limiter, blocked)?;
                 let end = match blocked.is_by(BlockedBy::Pause) {
                     true => {
                         // Afterwards, callers leave one after the other, in order.
                         queue.turns.set_number(1);
                         self.shared().pauses.see(blocked)
                     }
-                    false => now + self.waits_for(blocked)?,
+                    false => now + rest.clamp(MIN_SLEEP, FOR_EVER),
                 };
                 (end <= deadline).then(|| end.min(now + RECHECK))
             }
@@ -324,14 +337,12 @@ impl Waiter<'_> {
             }
         }
     }
+}
 
-    /// The rest of an operator's block or a ban, if callers wait for blocks.
-    fn waits_for(&self, blocked: &Blocked) -> Option<Duration> {
-        let rest = blocked
-            .retry_after()
-            .filter(|_| self.limiter.inner.waits_for_blocks)?;
-        Some(rest.clamp(MIN_SLEEP, FOR_EVER))
-    }
+/// The rest of a pause, or of another block if callers wait for blocks.
+fn waits_for(limiter: &Limiter, blocked: &Blocked) -> Option<Duration> {
+    let waits = blocked.is_by(BlockedBy::Pause) || limiter.inner.waits_for_blocks;
+    blocked.retry_after().filter(|_| waits)
 }
 
 /// Whether a caller with this much time left waits after such an answer.
@@ -343,10 +354,7 @@ pub(super) fn waits_after(limiter: &Limiter, resolution: &Resolution, rest: Dura
         Resolution::Decided(Decision::Denied(denial)) => {
             is_in_time(denial.retry_after_besides_slots())
         }
-        Resolution::Decided(Decision::Blocked(blocked)) => {
-            let waits = blocked.is_by(BlockedBy::Pause) || limiter.inner.waits_for_blocks;
-            waits && is_in_time(blocked.retry_after())
-        }
+        Resolution::Decided(Decision::Blocked(blocked)) => is_in_time(waits_for(limiter, blocked)),
         Resolution::Closed(error) => is_passing(error),
     }
 }
@@ -370,9 +378,4 @@ fn turns_after(resolution: &Resolution, where_open: WhereOpen) -> u64 {
     let fitting = rules.map(|((_, cost), usage)| usage.remaining() / cost.max(1));
     // Without rules, only blocks are looked up.
     fitting.min().unwrap_or(u64::MAX)
-}
-
-/// Whether the check is larger than a limit, and so never fits.
-fn fits_never(check: &Check) -> bool {
-    check.rules().any(|(rule, cost)| cost > rule.limit())
 }
