@@ -92,7 +92,7 @@ impl Output {
             true => self.width(),
             false => usize::MAX,
         };
-        match table.is_empty() {
+        match table.rows.is_empty() {
             true => Ok(()),
             false => self.line(table.text(page).trim_end_matches('\n')),
         }

@@ -13,7 +13,7 @@ const GAP: &str = "   ";
 /// A list for you. Numbers are aligned to the right, and so are the titles above them.
 pub(crate) struct Table {
     titles: Vec<&'static str>,
-    rows: Vec<Vec<Cell>>,
+    pub(crate) rows: Vec<Vec<Cell>>,
 }
 
 #[derive(Default)]
@@ -72,10 +72,6 @@ impl Table {
 
     pub(crate) fn row(&mut self, cells: impl Into<Vec<Cell>>) {
         self.rows.push(cells.into());
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.rows.is_empty()
     }
 
     /// The characters that a page has for the last column.

@@ -98,10 +98,8 @@ impl Jobs {
             }
             // This locks every shard, which would be too slow for each request.
             self.tally.full |= self.replay.is_full();
-            let joined = others.into_iter().map(thread::ScopedJoinHandle::join);
-            joined
-                .flat_map(|it| it.map_err(|it| panic::resume_unwind(it)))
-                .collect()
+            let mut joined = others.into_iter().map(thread::ScopedJoinHandle::join);
+            joined.try_for_each(|it| it.unwrap_or_else(|it| panic::resume_unwind(it)))
         })
     }
 
@@ -129,7 +127,8 @@ impl Other {
                 continue;
             };
             // Refusals by other shadows do not count here.
-            let own = |policy: &Policy| self.replay.place(policy) == Some(self.policy);
+            let mapped = &self.replay.policies;
+            let own = |policy: &Policy| mapped[self.policy].policy.name() == policy.name();
             let mut shadows = decision.usage().shadow().into_iter();
             let is_refused = match self.is_shadow {
                 false => !decision.is_allowed(),

@@ -1,8 +1,7 @@
 //! [`Lines`]: reads a file, stdin or a gzip archive line by line. Lines longer than 64 KiB are skipped.
 
 use std::fs::File;
-use std::io;
-use std::io::{BufRead, BufReader, IsTerminal, Read};
+use std::io::{self, BufRead, BufReader, IsTerminal, Read};
 use std::path::Path;
 
 use serde::Serialize;

@@ -26,17 +26,12 @@ const TOO_LONG: &str = "the line is longer than 64 KiB";
 pub(super) struct Logs<'a> {
     args: &'a SimulateArgs,
     pub(super) mapping: Mapping,
-    logs: Vec<Log<'a>>,
+    logs: Vec<(Lines, Reader<'a>)>,
+    /// The next request of each log; `None` after the last one.
+    next: Vec<Option<Request>>,
     pub(super) counts: LineCounts,
     /// Each format, with its time in words and with what to know about it.
     pub(super) formats: Vec<(String, Option<String>)>,
-}
-
-struct Log<'a> {
-    lines: Lines,
-    reader: Reader<'a>,
-    /// `None` after the last request.
-    next: Option<Request>,
 }
 
 impl<'a> Logs<'a> {
@@ -50,19 +45,14 @@ impl<'a> Logs<'a> {
             if !(reader.words.is_empty() || formats.contains(&format)) {
                 formats.push(format);
             }
-            let next = None;
-            logs.push(Log {
-                lines,
-                reader,
-                next,
-            });
+            logs.push((lines, reader));
         }
-        let counts = LineCounts::default();
         Ok(Self {
             args,
             mapping,
             logs,
-            counts,
+            next: Vec::new(),
+            counts: LineCounts::default(),
             formats,
         })
     }
@@ -72,15 +62,16 @@ impl<'a> Logs<'a> {
         let mut order = Order::new(self.args.reorder, !self.args.no_spread);
         let mut batch = Vec::with_capacity(BATCH);
         for log in 0..self.logs.len() {
-            self.logs[log].next = self.next(log)?;
+            let first = self.read_next(log)?;
+            self.next.push(first);
         }
         loop {
-            let logs = self.logs.iter().enumerate();
-            let due = logs.filter_map(|(at, log)| Some((log.next.as_ref()?.ms, at)));
+            let next = self.next.iter().enumerate();
+            let due = next.filter_map(|(at, next)| Some((next.as_ref()?.ms, at)));
             let due = due.min();
             if let Some((_, log)) = due {
-                let next = self.next(log)?;
-                let request = std::mem::replace(&mut self.logs[log].next, next);
+                let next = self.read_next(log)?;
+                let request = std::mem::replace(&mut self.next[log], next);
                 request.into_iter().for_each(|it| order.push(it));
             }
             let is_over = due.is_none();
@@ -99,10 +90,10 @@ impl<'a> Logs<'a> {
     }
 
     /// Reads one more request of a log.
-    fn next(&mut self, at: usize) -> Result<Option<Request>> {
-        let (log, path) = (&mut self.logs[at], &self.args.logs[at]);
+    fn read_next(&mut self, at: usize) -> Result<Option<Request>> {
+        let ((lines, reader), path) = (&mut self.logs[at], &self.args.logs[at]);
         loop {
-            let next = log.lines.next();
+            let next = lines.next();
             let (number, line) = next.map_err(|error| Error::file(path, &error))?;
             let (line, read) = match line {
                 ReadLine::End => return Ok(None),
@@ -110,7 +101,7 @@ impl<'a> Logs<'a> {
                 ReadLine::Text(line) if line.trim_ascii().is_empty() => continue,
                 ReadLine::Text(line) => {
                     let place = (at, number);
-                    (line, log.reader.read(line, &mut self.mapping, place, false))
+                    (line, reader.read(line, &mut self.mapping, place, false))
                 }
             };
             let counts = &mut self.counts;

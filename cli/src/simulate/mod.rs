@@ -98,24 +98,24 @@ fn chosen(all: &[Policy], args: &SimulateArgs) -> Result<Vec<Policy>> {
             "{file}: the file has no policies"
         )));
     }
-    // You have asked for these, so leaving one out with a warning would not do.
     let is_named = |policy: &&Policy| args.policy.iter().any(|name| name == policy.name());
-    if let Some(named) = { all.iter().filter(is_named) }.find(|it| is_of_slots(it)) {
+    let wanted = all
+        .iter()
+        .filter(|it| args.policy.is_empty() || is_named(it));
+    let (left_out, wanted): (Vec<_>, Vec<_>) = wanted.cloned().partition(is_of_slots);
+    // You have asked for these, so leaving one out with a warning would not do.
+    if let Some(named) = left_out.iter().find(is_named) {
         let name = named.name();
         return Err(Error::usage(format_args!("--policy {name}: {NO_ENDS}")));
     }
-    let chosen = all
-        .iter()
-        .filter(|it| args.policy.is_empty() || is_named(it));
-    let (left_out, chosen): (Vec<_>, Vec<_>) = chosen.cloned().partition(is_of_slots);
-    if chosen.is_empty() {
+    if wanted.is_empty() {
         return Err(Error::usage(NO_ENDS));
     }
     for policy in left_out {
         let name = policy.name();
         warn(format_args!("policy `{name}` is left out: {NO_ENDS}"));
     }
-    Ok(chosen)
+    Ok(wanted)
 }
 
 /// The maximum number of spans in a plot.

@@ -11,8 +11,6 @@ use sluicegate::extract::Cidr;
 use super::verdict::{self, Bound};
 use crate::{Error, text};
 
-const FACTORS: &str = "0.5,0.8,1.25,2";
-
 #[derive(Args)]
 #[command(after_help = include_str!("../help/simulate.txt"))]
 pub(crate) struct SimulateArgs {
@@ -48,7 +46,12 @@ pub(crate) struct SimulateArgs {
     pub(super) path: Option<String>,
 
     /// Other limits to replay, as multiples of each limit
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = FACTORS)]
+    #[arg(
+        long,
+        value_name = "LIST",
+        value_delimiter = ',',
+        default_value = "0.5,0.8,1.25,2"
+    )]
     pub(super) factors: Vec<f64>,
 
     /// The share of requests that may be refused, SHARE of all or POLICY=SHARE of a policy's; else exit code 1

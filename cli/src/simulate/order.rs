@@ -20,6 +20,7 @@ const LONG_KEYS: usize = 128;
 
 const SECOND_MS: u64 = 1_000;
 
+#[derive(Default)]
 pub(super) struct Order {
     wait: u64,
     spread: bool,
@@ -41,11 +42,7 @@ impl Order {
             wait: wait.as_secs() + u64::from(wait.subsec_nanos() > 0),
             spread,
             most: MAX_HELD,
-            held: BTreeMap::new(),
-            count: 0,
-            newest: 0,
-            next: 0,
-            late: 0,
+            ..Self::default()
         }
     }
 

@@ -67,7 +67,7 @@ impl<'a> Reader<'a> {
     fn look(&mut self, mapping: &Mapping) {
         let (format, time) = (&self.format, self.args.time.as_ref());
         let patterns = || format.patterns.iter().enumerate();
-        let view = |pattern| View::new(format, pattern, mapping.names(), time);
+        let view = |pattern| View::new(format, pattern, &mapping.fields, time);
         let views = patterns().map(|(_, it)| view(Some(it)));
         let of_json = format.needs.iter().map(|_| view(None));
         self.views = views.chain(of_json).collect();
@@ -85,7 +85,7 @@ impl<'a> Reader<'a> {
         let none = policies.iter().all(|it| lacks(it.key));
         let mut missing = { policies.iter() }.filter(|it| (none || it.is_named) && lacks(it.key));
         let no_path = self.args.path.is_some() && views().all(|it| it.path.places.is_empty());
-        let field = missing.next().map(|it| mapping.name(it.key));
+        let field = missing.next().map(|it| mapping.fields[it.key]);
         let field = field.or(no_path.then_some("path"));
         let Some(field) = field.filter(|_| self.format.fields.is_none()) else {
             return Ok(());

@@ -7,7 +7,7 @@ use sluicegate::decision::{PolicyUsage, RuleUsage};
 use sluicegate::error::StoreErrorKind;
 use sluicegate::manual_clock::ManualClock;
 use sluicegate::rule::MAX_UNITS;
-use sluicegate::{Charge, Decision, Limiter, MemoryStore, Policy, Rule, StoreError};
+use sluicegate::{Charge, Decision, Limiter, MemoryStore, Rule, StoreError};
 use tokio::runtime::{Builder, Runtime};
 
 use super::request::{Mapped, Request};
@@ -64,12 +64,6 @@ impl Replay {
             self.runtime.block_on(self.limiter.strikes_counted());
         }
         Ok(Some(decision))
-    }
-
-    /// The index of a policy.
-    pub(super) fn place(&self, policy: &Policy) -> Option<usize> {
-        let mut policies = self.policies.iter();
-        policies.position(|mapped| mapped.policy.name() == policy.name())
     }
 
     /// Whether the store may have dropped keys that count, or had no room for others. Its parts fill unevenly, so it

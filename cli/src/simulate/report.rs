@@ -2,10 +2,10 @@
 //! has the colours of its plots, for light and for dark backgrounds.
 
 use super::Outcome;
-use super::sections::{sections, span, summary};
-use super::timeline::{OverTime, Span};
+use super::sections::{sections, summary};
+use super::timeline::{LENGTHS, OverTime, Span};
 use crate::table::escaped;
-use crate::text::{formatted, grouped};
+use crate::text::{self, formatted, grouped};
 
 const HEAD: &str = include_str!("report.html");
 const STYLE: &str = include_str!("report.css");
@@ -20,28 +20,13 @@ const LEFT: u64 = 80;
 const BOTTOM: u64 = 230;
 /// The number of labels below a plot, at most.
 const TIMES: u64 = 10;
-/// Round times between two labels, in s.
-const ROUND: [u64; 17] = [
-    1, 5, 10, 30, 60, 300, 600, 1_800, 3_600, 7_200, 10_800, 21_600, 43_200, 86_400, 172_800,
-    864_000, 2_592_000,
-];
 
 /// A line of a plot: a name, a class of the style sheet, and a count for each span.
-struct PlotLine {
-    name: String,
-    class: String,
-    counts: Vec<u64>,
-}
+type PlotLine = (String, String, Vec<u64>);
 
-impl PlotLine {
-    fn new(name: &str, class: String, over_time: &OverTime, count: impl Fn(&Span) -> u64) -> Self {
-        let (name, counts) = (escaped(name), over_time.spans.iter().map(count).collect());
-        Self {
-            name,
-            class,
-            counts,
-        }
-    }
+fn line(name: &str, class: &str, over_time: &OverTime, count: impl Fn(&Span) -> u64) -> PlotLine {
+    let counts = over_time.spans.iter().map(count);
+    (escaped(name), class.to_owned(), counts.collect())
 }
 
 /// Returns the page.
@@ -52,19 +37,15 @@ pub(super) fn page(outcome: &Outcome) -> String {
         page += &format!("<p>{}</p>\n", escaped(&note));
     }
     let over_time = &outcome.over_time;
-    let line = |name: &str, count: fn(&Span) -> u64| {
-        PlotLine::new(name, name.to_owned(), over_time, count)
-    };
     let all = [
-        line("requests", |it| it.requests),
-        line("refused", |it| it.refused),
+        line("requests", "requests", over_time, |it| it.requests),
+        line("refused", "refused", over_time, |it| it.refused),
     ];
     page += &plot("Requests over time", over_time, &all);
     page += &plot("Refusals over time", over_time, &refusing(outcome));
-    for section in sections(outcome) {
-        let note = section.note.trim_start_matches([';', ',', ' ']);
-        let title = section.title;
-        page += &format!("<h2>{title}</h2>\n<p>{note}</p>\n{}", section.table.html());
+    for (title, note, table) in sections(outcome) {
+        let note = note.trim_start_matches([';', ',', ' ']);
+        page += &format!("<h2>{title}</h2>\n<p>{note}</p>\n{}", table.html());
     }
     page + "</body>\n</html>\n"
 }
@@ -78,10 +59,10 @@ fn refusing(outcome: &Outcome) -> Vec<PlotLine> {
     let colours = (0..COLOURS).cycle().map(|it| format!("k{it}"));
     let lines = refusing.zip(colours).map(|((at, (policy, rule)), class)| {
         let name = format!("{} {}", policy.name, rule.rule);
-        PlotLine::new(&name, class, over_time, |span| span.by_rule[at])
+        line(&name, &class, over_time, |span| span.by_rule[at])
     });
-    let bans = (tally.banned > 0)
-        .then(|| PlotLine::new("bans", format!("k{COLOURS}"), over_time, |span| span.banned));
+    let class = format!("k{COLOURS}");
+    let bans = (tally.banned > 0).then(|| line("bans", &class, over_time, |span| span.banned));
     lines.chain(bans).collect()
 }
 
@@ -89,21 +70,22 @@ fn refusing(outcome: &Outcome) -> Vec<PlotLine> {
 /// counts. Empty without lines.
 fn plot(title: &str, over_time: &OverTime, lines: &[PlotLine]) -> String {
     let OverTime { seconds, spans } = over_time;
-    let mut html = format!("<h2>{title}</h2>\n<p>In spans of {}.\n", span(*seconds));
+    let length = text::span(seconds * 1_000);
+    let mut html = format!("<h2>{title}</h2>\n<p>In spans of {length}.\n");
     if lines.is_empty() {
         return String::new();
     }
-    for PlotLine { name, class, .. } in lines {
+    for (name, class, _) in lines {
         html += &format!("<span class=\"key {class}\"></span>{name}\n");
     }
     html += &format!(
         "</p>\n<div class=\"scroll\"><svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\">\n"
     );
-    let most = lines.iter().flat_map(|line| &line.counts).max();
+    let most = lines.iter().flat_map(|(_, _, counts)| counts).max();
     let most = most.map_or(1, |most| *most.max(&1)); // never 0, which `y` divides by
     let x = |at: u64| LEFT + at * (WIDTH - LEFT - 20) / (spans.len() as u64).max(1);
     let y = |count: u64| BOTTOM - count * (BOTTOM - 16) / most;
-    for PlotLine { class, counts, .. } in lines {
+    for (_, class, counts) in lines {
         let steps = (1..).zip(counts);
         let steps = steps.map(|(at, count)| format!("V{}H{}", y(*count), x(at)));
         let steps: String = steps.collect();
@@ -118,8 +100,8 @@ fn plot(title: &str, over_time: &OverTime, lines: &[PlotLine]) -> String {
     }
     // Times stand at round moments, as many as there is room for.
     let whole = seconds * spans.len() as u64;
-    let mut between = ROUND.iter().filter(|it| whole / **it <= TIMES);
-    let between = between.next().unwrap_or(&31_536_000);
+    let mut between = LENGTHS.iter().filter(|it| whole / **it <= TIMES);
+    let between = between.next().unwrap_or(seconds);
     let format = match (whole, seconds) {
         (172_800.., 86_400..) => "%Y-%m-%d",
         (172_800.., _) => "%d %b %H:%M",

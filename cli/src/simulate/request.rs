@@ -31,7 +31,8 @@ pub(super) struct Request {
 /// The policies, and the field that distinguishes clients for each of them.
 pub(super) struct Mapping {
     pub(super) policies: Vec<Mapped>,
-    fields: Vec<&'static str>,
+    /// The names of the fields.
+    pub(super) fields: Vec<&'static str>,
     ipv6_prefix: u8,
     /// Finds the client in a list of addresses; `None` without trusted proxies.
     proxies: Option<ForwardedIp>,
@@ -86,33 +87,22 @@ impl Mapping {
             let named = own.or(fields.get(&None)).copied();
             let default = ["ip", "user"][usize::from(policy.name() == "user")];
             let key = mapping.field(named.unwrap_or(default));
-            let (policy, is_named) = (policy.clone(), named.is_some());
             mapping.policies.push(Mapped {
-                policy,
+                policy: policy.clone(),
                 key,
-                is_named,
+                is_named: named.is_some(),
             });
         }
         Ok(mapping)
     }
 
     fn field(&mut self, name: &str) -> usize {
-        let known = self.names().position(|field| field == name);
+        let known = self.fields.iter().position(|field| *field == name);
         known.unwrap_or_else(|| {
             self.fields.push(leaked(name));
             self.signs.push(Sign::default());
             self.fields.len() - 1
         })
-    }
-
-    /// The names of the fields.
-    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
-        self.fields.iter().copied()
-    }
-
-    /// The name of a field.
-    pub(super) fn name(&self, field: usize) -> &str {
-        self.fields[field]
     }
 
     /// Forgets the signs of the values so far.
@@ -122,7 +112,7 @@ impl Mapping {
 
     /// Facts to know about the values before you trust a verdict.
     pub(super) fn notes(&self) -> Vec<String> {
-        let signs = self.names().zip(&self.signs);
+        let signs = self.fields.iter().zip(&self.signs);
         signs.flat_map(|(field, sign)| sign.notes(field)).collect()
     }
 
@@ -267,7 +257,7 @@ mod tests {
         Ok(mapping
             .policies
             .iter()
-            .map(|mapped| mapping.name(mapped.key).to_owned())
+            .map(|mapped| mapping.fields[mapped.key].to_owned())
             .collect())
     }
 

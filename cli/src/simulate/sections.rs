@@ -2,16 +2,11 @@
 
 use super::Outcome;
 use super::tally::{FULL, OtherLimit, PEAK_FACTOR};
-use crate::text::{date, grouped, rfc3339, short_date};
+use crate::text::{date, grouped, rfc3339, short_date, span};
 use crate::{BAD, BOLD, Cell, DIM, GOOD, Output, PLAIN, Result, Table, WARN};
 
-/// A table with a title.
-pub(super) struct Section {
-    pub(super) title: &'static str,
-    /// Follows the title.
-    pub(super) note: String,
-    pub(super) table: Table,
-}
+/// A title, words that follow it, and a table.
+pub(super) type Section = (&'static str, String, Table);
 
 /// The first sentence, and what to know about the numbers.
 pub(super) fn summary(outcome: &Outcome) -> (String, Vec<String>) {
@@ -58,7 +53,7 @@ pub(super) fn sections(outcome: &Outcome) -> Vec<Section> {
         other_limits(outcome),
         hardest_hit(outcome),
     ];
-    sections.retain(|section| !section.table.is_empty());
+    sections.retain(|(_, _, table)| !table.rows.is_empty());
     sections
 }
 
@@ -87,11 +82,8 @@ fn by_rule(outcome: &Outcome) -> Section {
         let banned = refusals(false, tally.banned, most);
         table.row(["bans".into(), a, b, banned, c, d]);
     }
-    Section {
-        title: "Refusals by rule",
-        note: "; min. limit: the lowest limit that refuses no request".to_owned(),
-        table,
-    }
+    let note = "; min. limit: the lowest limit that refuses no request";
+    ("Refusals by rule", note.to_owned(), table)
 }
 
 fn other_limits(outcome: &Outcome) -> Section {
@@ -127,11 +119,8 @@ fn other_limits(outcome: &Outcome) -> Section {
             table.row([name, text, tried.limit.into(), refused, share, change]);
         }
     }
-    Section {
-        title: "Tighter and looser limits",
-        note: ", each replayed: all refusals then".to_owned(),
-        table,
-    }
+    let note = ", each replayed: all refusals then".to_owned();
+    ("Tighter and looser limits", note, table)
 }
 
 fn hardest_hit(outcome: &Outcome) -> Section {
@@ -147,8 +136,7 @@ fn hardest_hit(outcome: &Outcome) -> Section {
         1 => "; 1 identity was refused".to_owned(),
         count => format!("; {} identities were refused", grouped(count as u64)),
     };
-    let title = "Hit hardest";
-    Section { title, note, table }
+    ("Hit hardest", note, table)
 }
 
 /// Red; yellow for a shadow, which refuses nothing.
@@ -174,16 +162,6 @@ fn share(part: u64, whole: u64) -> String {
     }
 }
 
-/// The length of a span.
-pub(super) fn span(seconds: u64) -> String {
-    match seconds {
-        s if s % 86_400 == 0 => format!("{} d", s / 86_400),
-        s if s % 3_600 == 0 => format!("{} h", s / 3_600),
-        s if s % 60 == 0 => format!("{} min", s / 60),
-        s => format!("{s} s"),
-    }
-}
-
 /// The maximum number of spans in the chart, and the maximum length of a bar.
 const SPANS: u64 = 24;
 const BAR: u64 = 30;
@@ -198,13 +176,12 @@ pub(super) fn write(outcome: &Outcome, output: &mut Output) -> Result<()> {
     if outcome.tally.requests == 0 {
         return Ok(());
     }
-    for section in sections(outcome) {
-        let (title, note) = (section.title, section.note);
+    for (title, note, table) in sections(outcome) {
         if title == "Hit hardest" {
             chart(outcome, output)?;
         }
         output.line(format!("\n{BOLD}{title}{BOLD:#}{note}"))?;
-        output.table(&section.table)?;
+        output.table(&table)?;
     }
     if outcome.hardest_hit.is_empty() {
         chart(outcome, output)?;
@@ -214,7 +191,8 @@ pub(super) fn write(outcome: &Outcome, output: &mut Output) -> Result<()> {
 
 fn chart(outcome: &Outcome, output: &mut Output) -> Result<()> {
     let over_time = outcome.tally.timeline.spans(SPANS);
-    let (most, length) = (over_time.most_requests().max(1), span(over_time.seconds));
+    let most = over_time.spans.iter().map(|span| span.requests).max();
+    let (most, length) = (most.unwrap_or(0).max(1), span(over_time.seconds * 1_000));
     let title = format!("\n{BOLD}Over time{BOLD:#}");
     let note = format!(", in spans of {length}: requests █, refused ▒");
     output.line(title + &note)?;

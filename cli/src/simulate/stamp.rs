@@ -36,10 +36,8 @@ impl Stamp {
     }
 
     /// Reads `10/Oct/2000:13:55:36 -0700`, also with a fraction of the second, and in UTC without an offset.
-    fn common(text: &[u8]) -> Option<Self> {
-        let text = str::from_utf8(text)
-            .ok()
-            .filter(|it| it.get(2..3) == Some("/"))?;
+    fn common(text: &str) -> Option<Self> {
+        let text = Some(text).filter(|it| it.get(2..3) == Some("/"))?;
         let form = "%d/%b/%Y:%H:%M:%S%.f %z";
         let time =
             strtime::parse(form, text).or_else(|_| strtime::parse(form, format!("{text} +0000")));
@@ -53,11 +51,10 @@ impl Stamp {
     /// Reads the form of the common log, RFC 3339, or seconds (with a fraction), milli-, micro- or nanoseconds since the
     /// Unix epoch. The size of a number decides its unit.
     pub(super) fn read(text: &[u8]) -> Option<Self> {
-        let text = text.trim_ascii();
+        let text = str::from_utf8(text.trim_ascii()).ok()?;
         if let Some(stamp) = Self::common(text) {
             return Some(stamp);
         }
-        let text = str::from_utf8(text).ok()?;
         if let Ok(whole) = text.parse() {
             return Self::epoch(whole);
         }
@@ -130,7 +127,7 @@ mod tests {
             ("10/Oct/2000:24:55:36 +0000", None),
             ("", None),
         ] {
-            assert_eq!(ms(Stamp::common(text.as_bytes())), expected, "{text}");
+            assert_eq!(ms(Stamp::common(text)), expected, "{text}");
         }
     }
 

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use serde::Serialize;
 use sluicegate::{Decision, Denial, Key, Policy};
 
-use super::request::{Mapped, Mapping, Request};
+use super::request::{Mapping, Request};
 use super::timeline::Timeline;
 
 /// Higher than you would raise a limit. The factor bounds the number of steps of a key.
@@ -82,15 +82,28 @@ pub(super) struct Tally {
 
 impl Tally {
     pub(super) fn new(mapping: &Mapping, most_identities: usize) -> Self {
-        let mut rules = 0;
+        let mut count = 0;
         let policies = mapping.policies.iter().map(|mapped| {
-            let policy = PolicyTally::new(mapped, mapping.name(mapped.key), rules);
-            rules += policy.rules.len();
-            policy
+            let rules = mapped.policy.rules().iter().map(|rule| RuleTally {
+                rule: rule.to_string(),
+                limit: rule.limit(),
+                ..RuleTally::default()
+            });
+            count += rules.len();
+            PolicyTally {
+                name: mapped.policy.name().to_owned(),
+                key: mapping.fields[mapped.key].to_owned(),
+                shadow: mapped.policy.is_shadow(),
+                requests: 0,
+                refused: 0,
+                field: mapped.key,
+                first_rule: count - rules.len(),
+                rules: rules.collect(),
+            }
         });
         Self {
             policies: policies.collect(),
-            timeline: Timeline::new(rules),
+            timeline: Timeline::new(count),
             most_identities,
             ..Self::default()
         }
@@ -186,25 +199,5 @@ impl Tally {
     pub(super) fn rules(&self) -> impl Iterator<Item = (&PolicyTally, &RuleTally)> {
         let policies = self.policies.iter();
         policies.flat_map(|policy| policy.rules.iter().map(move |rule| (policy, rule)))
-    }
-}
-
-impl PolicyTally {
-    fn new(mapped: &Mapped, key: &str, first_rule: usize) -> Self {
-        let rules = mapped.policy.rules().iter().map(|rule| RuleTally {
-            rule: rule.to_string(),
-            limit: rule.limit(),
-            ..RuleTally::default()
-        });
-        Self {
-            name: mapped.policy.name().to_owned(),
-            key: key.to_owned(),
-            shadow: mapped.policy.is_shadow(),
-            requests: 0,
-            refused: 0,
-            rules: rules.collect(),
-            field: mapped.key,
-            first_rule,
-        }
     }
 }

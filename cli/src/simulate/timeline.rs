@@ -7,7 +7,7 @@ use serde::Serialize;
 const MAX_SPANS: usize = 512;
 
 /// The lengths of a span in s. Each divides the next, so that spans can be joined.
-const LENGTHS: [u64; 21] = [
+pub(super) const LENGTHS: [u64; 21] = [
     1, 5, 10, 30, 60, 300, 600, 1800, 3600, 7200, 21600, 43200, 86400, 172800, 345600, 691200,
     1382400, 2764800, 27648000, 276480000, 5529600000,
 ];
@@ -29,14 +29,6 @@ pub(super) struct OverTime {
     /// The length of each span.
     pub(super) seconds: u64,
     pub(super) spans: Vec<Span>,
-}
-
-impl OverTime {
-    /// The highest number of requests in one span.
-    pub(super) fn most_requests(&self) -> u64 {
-        let requests = self.spans.iter().map(|span| span.requests);
-        requests.max().unwrap_or(0)
-    }
 }
 
 #[derive(Clone, Default)]

@@ -42,10 +42,10 @@ pub(super) struct Choice {
 
 impl View {
     /// The view of fields in a pattern or in JSON, with the time of this name if there is one.
-    pub(super) fn new<'f>(
+    pub(super) fn new(
         format: &Format,
         pattern: Option<&Pattern>,
-        fields: impl Iterator<Item = &'f str>,
+        fields: &[&str],
         time: Option<&String>,
     ) -> Self {
         let place = |name: &str| FieldPlace::of(pattern, name);
@@ -74,7 +74,7 @@ impl View {
             durations: durations.collect(),
             path: choice("path"),
             status: choice("status"),
-            keys: fields.map(choice).collect(),
+            keys: fields.iter().map(|it| choice(it)).collect(),
             times,
         }
     }
