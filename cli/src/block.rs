@@ -102,14 +102,8 @@ impl UntilArgs {
     }
 }
 
-/// A change for one identity.
-struct Done {
-    document: Value,
-    /// The line that says so, and a less important one.
-    line: String,
-    hint: String,
-    warnings: Vec<String>,
-}
+/// The document of a change for one identity, the line that says so and a less important one, and warnings.
+type Done = (Value, [String; 2], Vec<String>);
 
 pub(crate) fn block(args: &BlockArgs, settings: &Settings, output: &mut Output) -> Result<bool> {
     let named = args.identities.named(settings.ipv6_prefix())?;
@@ -128,8 +122,7 @@ pub(crate) fn block(args: &BlockArgs, settings: &Settings, output: &mut Output) 
             let text = Some(doubt.text).filter(|text| !text.is_empty());
             let unenforced = published::why_unenforced(&published, &named.key);
             let reasons: Vec<String> = unenforced.into_iter().chain(text).collect();
-            let reasons = reasons.join("; ");
-            warnings.push(Some(reasons).filter(|reasons| !reasons.is_empty()));
+            warnings.push((!reasons.is_empty()).then(|| reasons.join("; ")));
         }
         let mut warnings = warnings.into_iter();
         let work = async |named: &Named| {
@@ -175,18 +168,18 @@ async fn block_one(
     });
     let stored = inspector.name(key, "");
     let (title, text) = (named.title(stored.identity()), held.text(now_ms));
-    Ok(Done {
-        line: format!("{BOLD}{title}{BOLD:#} is {BAD}{text}{BAD:#}."),
-        hint: held.origin().unwrap_or_default(),
-        document: json!({
-            "identity": stored.identity(), "now_ms": now_ms, "blocked": held, "kept": kept, "warning": warning,
-        }),
-        warnings: warning.into_iter().chain(stays).collect(),
-    })
+    let line = format!("{BOLD}{title}{BOLD:#} is {BAD}{text}{BAD:#}.");
+    let lines = [line, held.origin().unwrap_or_default()];
+    let document = json!({
+        "identity": stored.identity(), "now_ms": now_ms, "blocked": held, "kept": kept, "warning": warning,
+    });
+    Ok((document, lines, warning.into_iter().chain(stays).collect()))
 }
 
 /// Does the same for each identity, and writes one document: with all identities if the arguments are a list. An error
 /// has the number of identities done before it. Warnings that differ by the identity alone are given once, and counted.
+///
+/// Each line is written as soon as its change is made, so that you know what is done when the next change fails.
 async fn each(
     named: &[Named],
     (what, is_list): (&str, bool),
@@ -196,32 +189,32 @@ async fn each(
 ) -> Result<Vec<Value>> {
     let (mut documents, mut warned) = (Vec::new(), BTreeMap::<String, u64>::new());
     for named in named {
-        let done = work(named).await.map_err(|error| {
+        let (document, [line, hint], warnings) = work(named).await.map_err(|error| {
             let error = error.at(inspector.node_address(&named.key));
             match documents.len() {
                 0 => error,
                 done => error.of(format_args!("after {done} were {what}")),
             }
         })?;
-        let identity = done.document["identity"].as_str().unwrap_or_default();
-        for warning in &done.warnings {
+        let identity = document["identity"].as_str().unwrap_or_default();
+        for warning in &warnings {
             let count = warned.entry(warning.replace(identity, "it")).or_default();
             *count += 1;
             if *count == 1 {
                 warn(warning);
             }
         }
-        if !output.is_json() {
-            output.line(&done.line)?;
-            output.hint(&done.hint)?;
+        if !output.is_json {
+            output.line(&line)?;
+            output.hint(&hint)?;
         }
-        documents.push(done.document);
+        documents.push(document);
     }
     for (warning, count) in warned.into_iter().filter(|it| it.1 > 1) {
         warn(format_args!("for {} more: {warning}", count - 1));
     }
     match &documents[..] {
-        _ if !output.is_json() => {}
+        _ if !output.is_json => {}
         [document] if !is_list => output.document(document)?,
         identities => output.document(&json!({ "identities": identities }))?,
     }
@@ -252,7 +245,7 @@ pub(crate) fn unblock(
         let work = async |named: &Named| unblock_one(named, &limiter, &inspector, &doubts).await;
         let of = ("unblocked", args.all || args.identities.is_list());
         let all = each(&named, of, &inspector, output, work).await?;
-        if named.is_empty() && !output.is_json() {
+        if named.is_empty() && !output.is_json {
             output.line("Nobody is blocked.")?;
             output.hint(&hints::why_empty(&inspector, true).await)?;
         }
@@ -301,20 +294,16 @@ async fn unblock_one<'a>(
     };
     let stored = inspector.name(key, "");
     let identity = stored.identity();
-    Ok(Done {
-        line: format!("{BOLD}{}{BOLD:#}{said}", named.title(identity)),
-        document: json!({
-            "identity": identity, "now_ms": now_ms, "was_blocked": was_blocked, "ban_level": level,
-            "warning": Some(&hint).filter(|it| !it.is_empty()),
-        }),
-        hint,
-        warnings: Vec::new(),
-    })
+    let line = format!("{BOLD}{}{BOLD:#}{said}", named.title(identity));
+    let document = json!({
+        "identity": identity, "now_ms": now_ms, "was_blocked": was_blocked, "ban_level": level,
+        "warning": Some(&hint).filter(|it| !it.is_empty()),
+    });
+    Ok((document, [line, hint], Vec::new()))
 }
 
 /// Reasons to doubt that a block of these identities has an effect.
 struct Doubts<'a> {
-    inspector: &'a Inspector,
     hints: Hints<'a>,
     /// The identities that the service has denied within the last hour. Empty if the tool may not read them.
     denied: HashSet<String>,
@@ -327,7 +316,6 @@ impl<'a> Doubts<'a> {
             Err(_) => Vec::new(),
         };
         Self {
-            inspector,
             hints: Hints::look(inspector, published).await,
             denied: denials.iter().map(|it| it.identity().to_owned()).collect(),
         }
@@ -336,8 +324,9 @@ impl<'a> Doubts<'a> {
     /// The reason why the service may not know this identity. Missing counts prove nothing: those of a blocked identity
     /// expire.
     async fn of(&self, key: &Key) -> Why {
-        let held = self.inspector.block(key).await.ok().and_then(Result::ok);
-        let stored = self.inspector.name(key, "");
+        let inspector = self.hints.inspector;
+        let held = inspector.block(key).await.ok().and_then(Result::ok);
+        let stored = inspector.name(key, "");
         let why = match held.flatten().map(|held| held.block.source()) {
             Some(BlockedBy::Ban) => None,
             _ if self.denied.contains(stored.identity()) => None,

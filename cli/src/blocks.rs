@@ -1,7 +1,6 @@
 //! `sluicegate blocks`: the blocked identities.
 
 use std::collections::{BTreeMap, HashSet};
-use std::hash::{BuildHasher, RandomState};
 
 use clap::Args;
 use serde_json::{Value, json};
@@ -9,7 +8,7 @@ use sluicegate::store::redis::inspect::{Inspector, StoredBlock, StoredName};
 
 use super::block_report::{BlockReport, LevelReport};
 use super::scan::{LOAD, Scan, parse_load};
-use super::text::{date_time, span};
+use super::text::{date_time, hash, span};
 use super::{Cell, Output, Result, Settings, Table, hints, server};
 
 #[derive(Args)]
@@ -42,7 +41,6 @@ struct Found<'a> {
     rows: BTreeMap<String, Row>,
     /// Hashes of all identities, because a scan may return an identity twice.
     seen: HashSet<u64>,
-    hasher: RandomState,
     /// Whether all keys are scanned, instead of the index.
     scanned: bool,
 }
@@ -56,11 +54,10 @@ pub(crate) fn run(args: &BlocksArgs, settings: &Settings, output: &mut Output) -
             args,
             rows: BTreeMap::new(),
             seen: HashSet::new(),
-            hasher: RandomState::new(),
             scanned: args.scan,
         };
         let missing = found.find(&inspector).await?;
-        let is_none = found.rows.is_empty() && args.by.is_none() && !output.is_json();
+        let is_none = found.rows.is_empty() && args.by.is_none() && !output.is_json;
         let why = hints::why_empty(&inspector, is_none).await;
         output.report(&found.document(), |_, output| found.write(&why, output))?;
         missing.map(|()| true)
@@ -114,7 +111,7 @@ impl Found<'_> {
                 }
                 _ => continue,
             };
-            self.seen.insert(self.hasher.hash_one(identity));
+            self.seen.insert(hash(identity));
             self.rows.insert(identity.to_owned(), row);
             if self.rows.len() as u64 > self.args.number.into() {
                 self.rows.pop_last();

@@ -53,7 +53,7 @@ pub(crate) fn run(
     let (policy, all, why) = server::inspect(settings, async |inspector| {
         let policy = policy(args, settings, &inspector).await?;
         let all = inspector.contributors(&policy, &key).await?;
-        let why = match all.iter().next().is_none() && !output.is_json() {
+        let why = match all.iter().next().is_none() && !output.is_json {
             true => why_none(&args.policy, &key, &inspector).await?,
             false => String::new(),
         };

@@ -12,8 +12,8 @@ use super::{BAD, WARN};
 /// A message for you, and the exit code for a program.
 pub(crate) struct Error {
     exit: u8,
-    /// Empty if the reader has closed the pipe.
-    message: String,
+    /// The message for you. Empty if the reader has closed the pipe.
+    pub(crate) message: String,
     /// Whether there is no answer from the server, or from a node.
     pub(crate) is_away: bool,
 }
@@ -43,11 +43,6 @@ impl Error {
     pub(crate) fn server(message: impl fmt::Display) -> Self {
         let (exit, usage) = (SERVER, Self::usage(message));
         Self { exit, ..usage }
-    }
-
-    /// The message for you.
-    pub(crate) fn message(&self) -> &str {
-        &self.message
     }
 
     /// The same error with a place in front. An error without a message stays unchanged.

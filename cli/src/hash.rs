@@ -1,8 +1,7 @@
 //! `sluicegate hash`: the stored form of identities, to find the name of a listed hash.
 
 use std::collections::BTreeSet;
-use std::io;
-use std::io::BufRead;
+use std::io::{self, BufRead};
 
 use clap::Args;
 use serde_json::json;
@@ -29,7 +28,7 @@ pub(crate) struct HashArgs {
 
 pub(crate) fn run(args: &HashArgs, settings: &Settings, output: &mut Output) -> Result<bool> {
     let inspector = server::unconnected(settings)?.inspector();
-    let kind = args.identity.kind();
+    let kind = &args.identity.kind;
     let mut rows = Vec::new();
     let (mut found, mut has_hashes) = (BTreeSet::new(), false);
     let mut add = |value: &str, output: &mut Output| -> Result<()> {
@@ -44,20 +43,20 @@ pub(crate) fn run(args: &HashArgs, settings: &Settings, output: &mut Output) -> 
         }
         found.extend(wanted);
         // Print text at once, since the list may be long. JSON is one document.
-        if output.is_json() {
+        if output.is_json {
             rows.push(json!({ "identity": identity, "value": value }));
         } else {
             output.line(format!("{identity}  {}", printable(value.as_bytes())))?;
         }
         Ok(())
     };
-    match args.identity.value() {
+    match &*args.identity.value {
         "-" => each_line(|value| add(value, output))?,
         value => add(value, output)?,
     }
     let missing = args.find.iter().filter(|digits| !found.contains(digits));
     let missing: Vec<String> = missing.map(|digits| format!("#{digits}")).collect();
-    if output.is_json() {
+    if output.is_json {
         output.document(&json!({ "identities": rows }))?;
     } else if !missing.is_empty() {
         let why = why_missing(kind, has_hashes, settings.secret.is_some());

@@ -44,7 +44,7 @@ impl Why {
 }
 
 pub(crate) struct Hints<'a> {
-    inspector: &'a Inspector,
+    pub(crate) inspector: &'a Inspector,
     prefix: String,
     /// The number of all keys on the servers, including those of other programs, and of those in the sample.
     total: u64,
@@ -135,29 +135,23 @@ impl<'a> Hints<'a> {
 
     /// The reason why there is nothing under this prefix, or why that is not known; `None` if there is something.
     pub(crate) fn why_empty(&self) -> Option<Why> {
+        if let Some(error) = &self.unchecked {
+            let text = "Whether the service names it so could not be checked";
+            return Some(Why::other(format!("{text}: {}", error.message)));
+        }
         let (prefix, among) = (&self.prefix, self.among());
-        if self.prefixes.contains(prefix) && self.unchecked.is_none() {
+        if self.prefixes.contains(prefix) {
             return None;
         }
         // A fresh server has no key of the service yet.
-        let is_proven = self.looked_at >= self.total && !self.prefixes.is_empty();
-        Some(match &self.unchecked {
-            Some(error) => Why::other(format!(
-                "Whether the service names it so could not be checked: {}",
-                error.message()
-            )),
-            None if self.prefixes.is_empty() => Why::other(format!(
-                "No counts are stored{among}: is this the service's server, and its database?"
-            )),
-            None => {
-                let others = listed(&self.prefixes);
-                let text = format!("No counts are stored under the prefix `{prefix}`{among}");
-                Why::misnamed(
-                    format!("{text}, but under {others}: see --prefix"),
-                    is_proven,
-                )
-            }
-        })
+        if self.prefixes.is_empty() {
+            let text = "is this the service's server, and its database?";
+            return Some(Why::other(format!("No counts are stored{among}: {text}")));
+        }
+        let (others, is_whole) = (listed(&self.prefixes), self.looked_at >= self.total);
+        let text = format!("No counts are stored under the prefix `{prefix}`{among}");
+        let text = format!("{text}, but under {others}: see --prefix");
+        Some(Why::misnamed(text, is_whole))
     }
 
     /// The reason why the service may not know this identity; `None` if counts are stored for it.

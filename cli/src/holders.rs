@@ -27,21 +27,19 @@ impl Holder {
         labels: &HashMap<u64, String>,
     ) -> Vec<Self> {
         let sections = value.into_iter().flat_map(StoredValue::sections);
-        let mut processes: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
+        let mut holders: BTreeMap<u64, Self> = BTreeMap::new();
         for (_, id) in sections.flat_map(|section| section.slots(now_ms)) {
-            let (slots, since_ms) = processes.entry(id.process()).or_insert((0, u64::MAX));
-            *slots += 1;
-            *since_ms = id.asked_at_ms().min(*since_ms);
-        }
-        let holders = processes
-            .into_iter()
-            .map(|(process, (slots, since_ms))| Self {
+            let process = id.process();
+            let holder = holders.entry(process).or_insert_with(|| Self {
                 process: format!("{process:016x}"),
                 label: labels.get(&process).cloned(),
-                slots,
-                since_ms,
+                slots: 0,
+                since_ms: u64::MAX,
             });
-        let mut holders: Vec<_> = holders.collect();
+            holder.slots += 1;
+            holder.since_ms = id.asked_at_ms().min(holder.since_ms);
+        }
+        let mut holders: Vec<_> = holders.into_values().collect();
         holders.sort_by_key(|holder| holder.since_ms);
         holders
     }

@@ -57,15 +57,12 @@ impl Named {
 
     /// The identity as you typed it, with the stored form if that differs.
     pub(crate) fn title(&self, stored: &str) -> String {
-        title(&self.typed, stored)
+        let typed = &self.typed;
+        if typed == stored || stored.starts_with(&format!("{typed}=")) {
+            return stored.to_owned();
+        }
+        format!("{typed} ({stored})")
     }
-}
-
-fn title(typed: &str, stored: &str) -> String {
-    if typed == stored || stored.starts_with(&format!("{typed}=")) {
-        return stored.to_owned();
-    }
-    format!("{typed} ({stored})")
 }
 
 impl IdentitiesArgs {
@@ -101,7 +98,7 @@ impl IdentitiesArgs {
                     return Err(place(&"a value of - is for the command line only"));
                 }
                 let added = self.add(&mut named, &identity, ipv6_prefix);
-                added.map_err(|error| place(&error.message()))?;
+                added.map_err(|error| place(&error.message))?;
             }
         }
         if named.is_empty() {
@@ -134,8 +131,9 @@ impl IdentitiesArgs {
 /// A kind and a value.
 #[derive(Clone)]
 pub(crate) struct Identity {
-    kind: String,
-    value: String,
+    pub(crate) kind: String,
+    /// The value as you typed it: `-` if it comes from stdin.
+    pub(crate) value: String,
 }
 
 impl FromStr for Identity {
@@ -158,10 +156,8 @@ impl FromStr for Identity {
                  value itself, give it on stdin: {kind}=-"
             ));
         }
-        Ok(Self {
-            kind: kind.into(),
-            value: value.into(),
-        })
+        let [kind, value] = [kind, value].map(str::to_owned);
+        Ok(Self { kind, value })
     }
 }
 
@@ -175,15 +171,6 @@ impl Identity {
             "" => Err(Error::usage("stdin: there is no value")),
             value => key(&self.kind, value, hashed, ipv6_prefix),
         }
-    }
-
-    pub(crate) fn kind(&self) -> &str {
-        &self.kind
-    }
-
-    /// The value as you typed it: `-` if it comes from stdin.
-    pub(crate) fn value(&self) -> &str {
-        &self.value
     }
 
     /// The text without a value that you kept out of the shell's history or marked as a secret.
@@ -351,7 +338,9 @@ mod tests {
     #[test]
     fn a_title_is_what_was_typed_and_what_is_stored() {
         let title = |text: &str, hashed, stored| {
-            title(&text.parse::<Identity>().unwrap().typed(hashed), stored)
+            let typed = text.parse::<Identity>().unwrap().typed(hashed);
+            let key = Key::new("user", "alice");
+            Named { key, typed }.title(stored)
         };
         assert_eq!(title("user=alice", false, "user=alice"), "user=alice");
         let (hash, other) = ("header=#5877", "api-key=#5877");

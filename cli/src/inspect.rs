@@ -63,7 +63,7 @@ fn show(reports: &[Report<'_>], output: &mut Output) -> Result<bool> {
     let fails = reports.iter().filter(|report| !report.verdict.passes);
     let fails: Vec<&str> = fails.map(|report| report.title.as_str()).collect();
     let passes = fails.is_empty();
-    if let ([_, _, ..], true) = (reports, output.is_json()) {
+    if let ([_, _, ..], true) = (reports, output.is_json) {
         output.document(&json!({ "passes": passes, "identities": reports }))?;
         return Ok(passes);
     }

@@ -14,28 +14,20 @@ const COLUMNS: usize = 80;
 
 /// The destination of results. Removes colours unless stdout is a terminal that wants them.
 pub(crate) struct Output {
-    json: bool,
-    is_terminal: bool,
+    /// Whether results are for a program (`--json`).
+    pub(crate) is_json: bool,
+    /// Whether stdout is a terminal.
+    pub(crate) is_terminal: bool,
     stdout: AutoStream<StdoutLock<'static>>,
 }
 
 impl Output {
-    pub(crate) fn new(json: bool) -> Self {
+    pub(crate) fn new(is_json: bool) -> Self {
         Self {
-            json,
+            is_json,
             is_terminal: io::stdout().is_terminal(),
             stdout: AutoStream::auto(io::stdout().lock()),
         }
-    }
-
-    /// Whether results are for a program (`--json`).
-    pub(crate) fn is_json(&self) -> bool {
-        self.json
-    }
-
-    /// Whether stdout is a terminal.
-    pub(crate) fn is_terminal(&self) -> bool {
-        self.is_terminal
     }
 
     /// The maximum number of columns of a line.
@@ -60,7 +52,7 @@ impl Output {
         report: &T,
         write: impl FnOnce(&T, &mut Self) -> Result<()>,
     ) -> Result<()> {
-        match self.json {
+        match self.is_json {
             true => self.document(report),
             false => write(report, self),
         }

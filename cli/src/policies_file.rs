@@ -16,7 +16,7 @@ use sluicegate::policies::Policies;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::text::{Position, printable};
+use super::text::{position, printable};
 use super::{Error, Result};
 
 const TABLE: &str = "policies";
@@ -52,7 +52,10 @@ impl PoliciesFile {
     pub(crate) fn place(&self, span: Option<&Range<usize>>) -> String {
         let file = self.path.display();
         match span {
-            Some(span) => format!("{file}:{}", Position::of(&self.text, span.start)),
+            Some(span) => {
+                let (line, column) = position(&self.text, span.start);
+                format!("{file}:{line}:{column}")
+            }
             None => file.to_string(),
         }
     }

@@ -1,6 +1,5 @@
 //! `sluicegate policies`, and the published policies for verbs that need the limits.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde::Serialize;
@@ -18,16 +17,16 @@ use super::{Error, Output, Result, Settings, Table, hints, policies_file, server
 const IN_USE_MS: u64 = 15 * 60_000;
 
 pub(crate) fn run(settings: &Settings, output: &mut Output) -> Result<bool> {
-    let (published, now_ms, why) = server::inspect(settings, async |inspector| {
+    let (mut published, now_ms, why) = server::inspect(settings, async |inspector| {
         let now_ms = inspector.index_now_ms().await?;
         let published = inspector.policies().await?;
-        let is_none = published.is_empty() && !output.is_json();
+        let is_none = published.is_empty() && !output.is_json;
         let why = hints::why_empty(&inspector, is_none).await;
-        Ok((by_name(published), now_ms, why))
+        Ok((published, now_ms, why))
     })?;
-    let (rows, table, differing, has_shadow) = definitions(&published, now_ms);
+    let (rows, table, differing, has_shadow) = definitions(&mut published, now_ms);
     output.report(&json!({ "policies": rows }), |_, output| {
-        if published.is_empty() {
+        if rows.is_empty() {
             output.line("No policies are published.")?;
             return output.hint(&why);
         }
@@ -40,18 +39,19 @@ pub(crate) fn run(settings: &Settings, output: &mut Output) -> Result<bool> {
         }
         Ok(())
     })?;
-    Ok(!published.is_empty())
+    Ok(!rows.is_empty())
 }
 
 /// The definitions as JSON and as a table, the policies in which processes differ, and whether any is a shadow.
 fn definitions(
-    published: &BTreeMap<String, Vec<PublishedPolicy>>,
+    published: &mut [PublishedPolicy],
     now_ms: u64,
-) -> (Vec<Value>, Table, Vec<&String>, bool) {
+) -> (Vec<Value>, Table, Vec<&str>, bool) {
     let (mut rows, mut differing, mut has_shadow) = (Vec::new(), Vec::new(), false);
     let titles = "policy|rules|ban|on failure|kinds|blocks|seen";
     let mut table = Table::new(titles.split('|'));
-    for (name, definitions) in published {
+    for definitions in by_name(published) {
+        let name = definitions[0].policy.name();
         let differs = !are_plans(definitions) && in_use(definitions).nth(1).is_some();
         differing.extend(Some(name).filter(|_| differs));
         for published in definitions {
@@ -103,21 +103,10 @@ impl Limits {
         named.cloned().collect()
     }
 
-    pub(crate) fn names(&self) -> Vec<String> {
-        let all = self.policies.iter().flatten();
-        let mut names: Vec<String> = all.map(|policy| policy.name().to_owned()).collect();
-        names.dedup();
-        names
-    }
-
     /// The reason why there are no limits.
     pub(crate) fn why_unlimited(&self) -> String {
-        let unread = |why: &Error| {
-            format!(
-                "the published policies could not be read ({})",
-                why.message()
-            )
-        };
+        let unread =
+            |why: &Error| format!("the published policies could not be read ({})", why.message);
         let none = || "the service publishes no limits".to_owned();
         self.unpublished.as_ref().map_or_else(none, unread)
     }
@@ -160,9 +149,11 @@ pub(crate) struct Differing {
 
 impl Differing {
     /// `None` if all definitions have the same limits.
-    fn of(definitions: &[PublishedPolicy], of_file: Option<&Policy>) -> Option<Self> {
+    fn of(definitions: &[PublishedPolicy], file: Option<&[Policy]>) -> Option<Self> {
         let published = distinct(definitions);
         let newest = *published.first()?;
+        let mut of_file = file.into_iter().flatten();
+        let of_file = of_file.find(|it| it.name() == newest.name());
         let expected = in_force(definitions);
         // The file may have any of the plans.
         let is_file_other = |file| expected.iter().all(|policy| is_other(policy, file));
@@ -212,7 +203,7 @@ pub(crate) async fn limits(
         .map(|path| policies_file::load(path, named))
         .transpose()?;
     let mut unpublished = None;
-    let published = inspector.policies().await.unwrap_or_else(|error| {
+    let mut published = inspector.policies().await.unwrap_or_else(|error| {
         // A missing right is no reason for a warning: the verb works without it, and in a cluster the published
         // policies may be on another node than the identity.
         if error.kind() != StoreErrorKind::AccessDenied {
@@ -221,11 +212,9 @@ pub(crate) async fn limits(
         unpublished = Some(error.into());
         Vec::new()
     });
-    let names = by_name(published.clone());
-    let differing = names.iter().filter_map(|(name, definitions)| {
-        let mut of_file = file.iter().flatten().filter(|it| it.name() == name);
-        Differing::of(definitions, of_file.next())
-    });
+    let names = by_name(&mut published);
+    let differing = names.iter();
+    let differing = differing.filter_map(|it| Differing::of(it, file.as_deref()));
     let differing: Vec<Differing> = differing.collect();
     for differing in &differing {
         warn(differing.text());
@@ -233,7 +222,7 @@ pub(crate) async fn limits(
     let (policies, lacks) = match file {
         Some(file) => (Some(file), "the file does not have"),
         None => {
-            let all: Vec<Vec<Policy>> = names.values().map(|it| in_force(it)).collect();
+            let all: Vec<Vec<Policy>> = names.iter().map(|it| in_force(it)).collect();
             for plans in all.iter().filter(|it| it.len() > 1) {
                 let rules: Vec<String> = plans.iter().map(definition).collect();
                 let (name, rules) = (plans[0].name(), rules.join(" and "));
@@ -282,16 +271,13 @@ fn distinct(definitions: &[PublishedPolicy]) -> Vec<&Policy> {
 }
 
 /// The definitions of each name, the newest first.
-fn by_name(published: Vec<PublishedPolicy>) -> BTreeMap<String, Vec<PublishedPolicy>> {
-    let mut by_name = BTreeMap::<String, Vec<PublishedPolicy>>::new();
-    for definition in published {
-        let name = definition.policy.name().to_owned();
-        by_name.entry(name).or_default().push(definition);
+fn by_name(published: &mut [PublishedPolicy]) -> Vec<&[PublishedPolicy]> {
+    fn name(published: &PublishedPolicy) -> &str {
+        published.policy.name()
     }
-    for definitions in by_name.values_mut() {
-        definitions.sort_by_key(|published| std::cmp::Reverse(published.seen_ms));
-    }
-    by_name
+    published.sort_by(|a, b| (name(a), b.seen_ms).cmp(&(name(b), a.seen_ms)));
+    let names = published.chunk_by(|a, b| name(a) == name(b));
+    names.collect()
 }
 
 /// The definitions that were published at about the same time as the newest. The newest comes first.
@@ -305,14 +291,14 @@ fn in_use(definitions: &[PublishedPolicy]) -> impl Iterator<Item = &PublishedPol
 /// Layers that look up keys without a policy are not published. `None` if nothing is published for the kind.
 pub(crate) fn why_unenforced(published: &[PublishedPolicy], key: &Key) -> Option<String> {
     let mut names = Vec::new();
-    for (name, definitions) in by_name(published.to_vec()) {
+    for definitions in by_name(&mut published.to_vec()) {
         // A definition that no process uses any more says nothing about blocks now.
         let is_of_kind = |it: &&PublishedPolicy| it.kinds.contains(key.kind());
-        let of_kind: Vec<_> = in_use(&definitions).filter(is_of_kind).collect();
+        let of_kind: Vec<_> = in_use(definitions).filter(is_of_kind).collect();
         if of_kind.iter().any(|it| it.enforces_blocks) {
             return None;
         }
-        names.extend(of_kind.first().map(|_| name));
+        names.extend(of_kind.first().map(|it| it.policy.name().to_owned()));
     }
     let (kind, policies) = (printable(key.kind().as_bytes()), names.join(", "));
     (!names.is_empty()).then(|| {

@@ -84,10 +84,12 @@ impl ReadArgs {
         limits: &'a Limits,
         named: Named,
     ) -> Result<Reader<'a>> {
-        let names = match self.only.is_empty() {
-            true => limits.names(),
-            false => self.only.clone(),
-        };
+        let mut names = self.only.clone();
+        if names.is_empty() {
+            let all = limits.policies.iter().flatten();
+            names.extend(all.map(|policy| policy.name().to_owned()));
+            names.dedup();
+        }
         let mut keys = Vec::<(StoredName, Vec<Policy>)>::new();
         for name in names {
             let plans = limits.of(&name);
@@ -156,12 +158,6 @@ impl Reader<'_> {
                 false => HashMap::new(),
             },
         })
-    }
-
-    /// The stored form of the identity.
-    pub(crate) fn identity(&self) -> String {
-        let name = self.inspector.name(&self.named.key, "");
-        name.identity().to_owned()
     }
 
     /// The policies that are read and in which processes differ.

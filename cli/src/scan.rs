@@ -1,6 +1,5 @@
 //! [`Scan`]: looks at all keys of the servers, slowly enough that other clients do not notice.
 
-use std::cell::Cell;
 use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
 
@@ -33,18 +32,17 @@ pub(crate) fn parse_share(text: &str) -> Result<f64, String> {
 
 /// Reads a share of the time in which a server is busy: at least 0.1%.
 pub(crate) fn parse_load(text: &str) -> Result<f64, String> {
-    let load = parse_share(text)?;
-    let is_enough = load >= MIN_LOAD;
-    is_enough
-        .then_some(load)
-        .ok_or_else(|| "write a share from 0.1% to 100%".into())
+    match parse_share(text)? {
+        load if load >= MIN_LOAD => Ok(load),
+        _ => Err("write a share from 0.1% to 100%".into()),
+    }
 }
 
 /// A scan of all keys of all servers.
 pub(crate) struct Scan {
     servers: Vec<Inspector>,
     load: f64,
-    is_shown: Cell<bool>,
+    is_shown: bool,
     /// The number of keys on all servers that answer.
     pub(crate) total: u64,
     /// The first error of a node that does not answer.
@@ -58,7 +56,7 @@ impl Scan {
         let mut scan = Self {
             servers: Vec::new(),
             load,
-            is_shown: Cell::new(false),
+            is_shown: false,
             total: 0,
             missing: None,
         };
@@ -80,7 +78,7 @@ impl Scan {
         if !is_away || server.address().is_none() {
             return Err(error);
         }
-        let missing = format_args!("{}; its identities are missing above", error.message());
+        let missing = format_args!("{}; its identities are missing above", error.message);
         self.missing.get_or_insert(Error::server(missing));
         Ok(())
     }
@@ -132,13 +130,13 @@ impl Scan {
 
     /// Prints the progress of the server with this number to a terminal, otherwise one line. Returns when to print
     /// again. The bits of the cursor show the progress, from the lowest bit to the highest.
-    fn progress(&self, at: (usize, usize), cursor: u64, elapsed: Duration) -> Duration {
+    fn progress(&mut self, at: (usize, usize), cursor: u64, elapsed: Duration) -> Duration {
         let (total, load, (server, servers)) = (grouped(self.total), self.load * 100.0, at);
         if !io::stderr().is_terminal() {
             anstream::eprintln!("looking at {total} keys, with a load of {load}%: see --load");
             return Duration::MAX;
         }
-        self.is_shown.set(true);
+        self.is_shown = true;
         let percent = ((cursor.reverse_bits() >> 32) * 100) >> 32;
         let seconds = elapsed.as_secs();
         eprint!("\r{percent}% of {total} keys, server {server} of {servers}, {seconds}s so far ");
@@ -149,7 +147,7 @@ impl Scan {
 impl Drop for Scan {
     /// Leaves no line about the progress.
     fn drop(&mut self) {
-        if self.is_shown.get() {
+        if self.is_shown {
             eprint!("\r\x1b[K");
         }
     }

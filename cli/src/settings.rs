@@ -8,7 +8,6 @@ use clap::Args;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 
-use super::text::Position;
 use super::{Error, Result, text};
 
 const DEFAULT_FILE: &str = "sluicegate.toml";
@@ -132,9 +131,10 @@ impl Settings {
         let text = fs::read_to_string(file).map_err(|error| Error::file(file, &error))?;
         let mut settings: Self = toml::from_str(&text).map_err(|error| {
             // Do not print the line: it may contain a password.
-            let at = Position::of(&text, error.span().map_or(0, |span| span.start));
+            let start = error.span().map_or(0, |span| span.start);
+            let (line, column) = text::position(&text, start);
             let (file, message) = (file.display(), error.message());
-            Error::usage(format_args!("{file}:{at}: {message}"))
+            Error::usage(format_args!("{file}:{line}:{column}: {message}"))
         })?;
         // Relative to the configuration file, so that the tool works in any folder.
         settings.policies = settings.policies.map(|path| file.with_file_name(path));

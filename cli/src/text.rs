@@ -1,6 +1,6 @@
 //! Reads and writes times and numbers, and writes text from strangers safely.
 
-use std::fmt;
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::time::Duration;
 
 use jiff::tz::Offset;
@@ -79,29 +79,12 @@ pub(crate) fn formatted(ms: u64, format: &str) -> String {
     }
 }
 
-/// A place in a text: line and column, both from 1. Columns are characters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Position {
-    pub(crate) line: usize,
-    pub(crate) column: usize,
-}
-
-impl Position {
-    /// The place of this byte.
-    pub(crate) fn of(text: &str, byte: usize) -> Self {
-        let before = text.get(..byte).unwrap_or(text);
-        let line_start = before.rfind('\n').map_or(0, |end| end + 1);
-        Self {
-            line: before.matches('\n').count() + 1,
-            column: before[line_start..].chars().count() + 1,
-        }
-    }
-}
-
-impl fmt::Display for Position {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.line, self.column)
-    }
+/// The line and the column of a byte of a text, both from 1. Columns are characters.
+pub(crate) fn position(text: &str, byte: usize) -> (usize, usize) {
+    let before = text.get(..byte).unwrap_or(text);
+    let line_start = before.rfind('\n').map_or(0, |end| end + 1);
+    let column = before[line_start..].chars().count() + 1;
+    (before.matches('\n').count() + 1, column)
 }
 
 /// A rule without the limit: `?/1m`, `?+10/1s@bucket`.
@@ -126,6 +109,11 @@ pub(crate) fn grouped(number: u64) -> String {
     let groups = digits.as_bytes().rchunks(3).rev();
     let groups: Vec<_> = groups.map(String::from_utf8_lossy).collect();
     groups.join("\u{202f}")
+}
+
+/// The same number for a text in each run of the tool.
+pub(crate) fn hash(text: &str) -> u64 {
+    BuildHasherDefault::<DefaultHasher>::default().hash_one(text)
 }
 
 /// Text from a stranger on one line, without control characters and without characters that change its direction.

@@ -1,7 +1,6 @@
 //! `sluicegate watch`: `inspect`, live.
 
-use std::io;
-use std::io::Write;
+use std::io::{self, Write};
 use std::time::Duration;
 
 use clap::Args;
@@ -28,7 +27,7 @@ pub(crate) fn run(args: &WatchArgs, settings: &Settings, output: &mut Output) ->
         let named = args.read.identities.one(settings.ipv6_prefix())?;
         let limits = args.read.limits(settings, &inspector).await?;
         let reader = args.read.reader(&inspector, &limits, named).await?;
-        let page = output.is_terminal() && !output.is_json();
+        let page = output.is_terminal && !output.is_json;
         let screen = page.then(Screen::enter).transpose()?;
         let watching = watch(&reader, args.interval, screen.is_some(), output);
         tokio::select! {
@@ -58,7 +57,7 @@ async fn watch(
             .map(|report| latest = Some(report));
         let failed = read.err();
         if is_page {
-            Screen::clear()?;
+            write(b"\x1b[H\x1b[J")?;
             // Keep the latest usage on the page while the server does not answer.
             let report = latest.as_ref();
             report.map_or(Ok(()), |report| report.write(output))?;
@@ -81,7 +80,7 @@ async fn watch(
             if last == line {
                 continue;
             }
-            match output.is_json() {
+            match output.is_json {
                 true => output.document(report)?,
                 false => output.line(format!("{} {line}", date_time(report.now_ms)))?,
             }
@@ -118,10 +117,6 @@ impl Screen {
     fn enter() -> Result<Self> {
         write(b"\x1b[?1049h\x1b[?25l")?;
         Ok(Self)
-    }
-
-    fn clear() -> Result<()> {
-        write(b"\x1b[H\x1b[J")
     }
 }
 

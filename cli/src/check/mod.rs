@@ -9,7 +9,6 @@ use clap::Args;
 use serde::Serialize;
 
 use super::policies_file::PoliciesFile;
-use super::text::Position;
 use super::{BAD, BOLD, DIM, GOOD, Output, Result, WARN, policies_file, text};
 
 #[derive(Args)]
@@ -96,11 +95,11 @@ fn report(file: &PoliciesFile, cost: u64) -> Report {
 }
 
 fn finding(file: &PoliciesFile, span: Option<Range<usize>>, message: String) -> Finding {
-    let place = |span: &Range<usize>| Position::of(&file.text, span.start);
-    let at = span.as_ref().map(place);
+    let place = |span: &Range<usize>| text::position(&file.text, span.start);
+    let (line, column) = span.as_ref().map(place).unzip();
     Finding {
-        line: at.map(|at| at.line),
-        column: at.map(|at| at.column),
+        line,
+        column,
         message,
         span,
         ..Finding::default()
@@ -126,9 +125,9 @@ fn write(report: &Report, file: &PoliciesFile, output: &mut Output) -> Result<()
             }
         }
     }
-    let count = |number: usize, one: &str, many: &str| match number {
-        1 => format!("1 {one}"),
-        _ => format!("{number} {many}"),
+    let count = |number: usize, one, many| {
+        let noun = [many, one][usize::from(number == 1)];
+        format!("{number} {noun}")
     };
     let policies = count(report.policies, "policy", "policies");
     let style = match (&report.errors[..], &report.warnings[..]) {
@@ -144,16 +143,15 @@ fn write(report: &Report, file: &PoliciesFile, output: &mut Output) -> Result<()
 
 /// Writes the line of the text, with carets below the span.
 fn write_line(file: &PoliciesFile, span: &Range<usize>, output: &mut Output) -> Result<()> {
-    let at = Position::of(&file.text, span.start);
-    let Some(line) = file.text.lines().nth(at.line - 1) else {
+    let (number, column) = text::position(&file.text, span.start);
+    let Some(line) = file.text.lines().nth(number - 1) else {
         return Ok(());
     };
     let marked = file.text.get(span.clone()).unwrap_or_default();
     let marked = marked.lines().next().unwrap_or_default();
-    let number = at.line.to_string();
-    let margin = " ".repeat(number.len());
+    let margin = " ".repeat(number.to_string().len());
     // Keep tabs, so that the carets stay below their text.
-    let indent: String = { line.chars().take(at.column - 1) }
+    let indent: String = { line.chars().take(column - 1) }
         .map(|c| if c == '\t' { c } else { ' ' })
         .collect();
     let carets = "^".repeat(marked.chars().count().max(1));

@@ -14,7 +14,7 @@ use sluicegate::policies::PublishedPolicy;
 use sluicegate::store::redis::inspect::Inspector;
 use sluicegate::{Charge, FailurePolicy, Key, Limiter, Policy, StoreError};
 
-use self::rights::{FEATURES, Rights};
+use self::rights::FEATURES;
 use super::hints::{Hints, listed};
 use super::text::{millis, span};
 use super::{BAD, Cell, DIM, Error, GOOD, Output, Result, Settings, Table, WARN, server};
@@ -36,20 +36,15 @@ const TIMED: u64 = 20;
 /// A service publishes at least every five minutes while it is used.
 const LATE_MS: u64 = 15 * 60_000;
 
-/// The levels of findings, the worst first, and their styles.
-const LEVELS: [(&str, Style); 4] = [
-    ("wrong", BAD),
-    ("not tried", DIM),
-    ("note", WARN),
-    ("well", GOOD),
-];
-const WRONG: usize = 0;
-const NOT_TRIED: usize = 1;
-const NOTE: usize = 2;
-const WELL: usize = 3;
+/// The rank of a finding, the worst first, its name and its style.
+type Level = (u8, &'static str, Style);
+const WRONG: Level = (0, "wrong", BAD);
+const NOT_TRIED: Level = (1, "not tried", DIM);
+const NOTE: Level = (2, "note", WARN);
+const WELL: Level = (3, "well", GOOD);
 
 /// A level, the server if it is about a single one, and the text.
-type Finding = (usize, Option<String>, String);
+type Finding = (Level, Option<String>, String);
 
 struct Doctor<'a> {
     args: &'a DoctorArgs,
@@ -86,7 +81,7 @@ pub(crate) fn run(args: &DoctorArgs, settings: &Settings, output: &mut Output) -
         }
         let published = doctor.reports().await;
         doctor.others(&published).await;
-        doctor.findings.sort_by_key(|it| it.0);
+        doctor.findings.sort_by_key(|it| it.0.0);
         let well = doctor.findings.iter().all(|it| it.0 != WRONG);
         doctor.write(well, output)?;
         Ok(well)
@@ -94,7 +89,7 @@ pub(crate) fn run(args: &DoctorArgs, settings: &Settings, output: &mut Output) -
 }
 
 impl Doctor<'_> {
-    fn find(&mut self, level: usize, text: impl Into<String>) {
+    fn find(&mut self, level: Level, text: impl Into<String>) {
         self.findings.push((level, None, text.into()));
     }
 
@@ -102,7 +97,7 @@ impl Doctor<'_> {
     fn failed(&mut self, what: &str, error: StoreError) {
         let is_right = error.kind() == StoreErrorKind::AccessDenied;
         let level = if is_right { NOT_TRIED } else { WRONG };
-        self.find(level, format!("{what}: {}", Error::from(error).message()));
+        self.find(level, format!("{what}: {}", Error::from(error).message));
     }
 
     async fn look_at(&mut self, server: &Inspector, name: &str) {
@@ -153,7 +148,7 @@ impl Doctor<'_> {
     async fn try_rights(&mut self, server: &Inspector, key: &Key) {
         let (prefix, value) = (self.settings.prefix(), String::from_utf8_lossy(key.value()));
         let name = format!("{prefix}:{{doctor={value}}}:!doctor");
-        let Rights { missing, refused } = match rights::tried(server, &name).await {
+        let (missing, refused) = match rights::tried(server, &name).await {
             Ok(rights) => rights,
             Err(error) => return self.failed("it does not answer", error),
         };
@@ -169,7 +164,7 @@ impl Doctor<'_> {
         if let Some(error) = refused {
             let help = error.code().map_or("", help);
             let why = Error::from(error);
-            let text = format!("it takes no writes: {}. {help}", why.message());
+            let text = format!("it takes no writes: {}. {help}", why.message);
             return self.find(WRONG, text);
         }
         let (level, text) = match self.script(key).await {
@@ -181,7 +176,7 @@ impl Doctor<'_> {
                 let text = format!("the script takes {half} ms, or up to {most} ms");
                 (WRONG, text + ": see `SLOWLOG` and `redis-cli --latency`")
             }
-            Err(error) => (WRONG, format!("the script fails: {}", error.message())),
+            Err(error) => (WRONG, format!("the script fails: {}", error.message)),
         };
         self.find(level, text);
     }
@@ -269,15 +264,14 @@ impl Doctor<'_> {
         let servers = self.servers.iter().map(|it| TITLES.into_iter().zip(it));
         let servers: Vec<HashMap<&str, &String>> = servers.map(Iterator::collect).collect();
         let findings = self.findings.iter();
-        let findings = findings.map(|(level, server, text)| {
-            json!({ "level": LEVELS[*level].0, "server": server, "text": text })
+        let findings = findings.map(|((_, level, _), server, text)| {
+            json!({ "level": level, "server": server, "text": text })
         });
         let findings: Vec<Value> = findings.collect();
         let document = json!({ "well": well, "servers": servers, "findings": findings });
         output.report(&document, |_, output| {
             output.table(&table)?;
-            for (level, server, text) in &self.findings {
-                let (word, style) = LEVELS[*level];
+            for ((_, word, style), server, text) in &self.findings {
                 let server = server.as_ref().filter(|_| self.servers.len() > 1);
                 let server = server.map_or(String::new(), |it| format!(" {it}:"));
                 output.line(format!("{style}{word}:{style:#}{server} {text}"))?;

@@ -13,15 +13,11 @@ const COMMANDS: &str = include_str!("rights.txt");
 pub(super) const FEATURES: [&str; 5] = ["checks", "blocks", "concurrency", "policies", "reports"];
 
 /// The rights that a user lacks, by feature, and the first error by which the server refuses what the user may do.
-#[derive(Default)]
-pub(super) struct Rights {
-    pub(super) missing: Vec<(&'static str, Vec<String>)>,
-    pub(super) refused: Option<StoreError>,
-}
+type Rights = (Vec<(&'static str, Vec<String>)>, Option<StoreError>);
 
 /// Tries all commands. An error if the server does not answer.
 pub(super) async fn tried(server: &Inspector, key: &str) -> Result<Rights, StoreError> {
-    let mut rights = Rights::default();
+    let (mut lacking, mut refused) = (Vec::new(), None);
     let features = COMMANDS.lines().filter_map(|line| line.split_once(": "));
     for (feature, commands) in features {
         let mut missing = Vec::new();
@@ -36,7 +32,7 @@ pub(super) async fn tried(server: &Inspector, key: &str) -> Result<Rights, Store
             let cause = error.source().map(ToString::to_string);
             match error.kind() {
                 StoreErrorKind::Unavailable | StoreErrorKind::Timeout => return Err(error),
-                StoreErrorKind::Refused => rights.refused = rights.refused.or(Some(error)),
+                StoreErrorKind::Refused => refused = refused.or(Some(error)),
                 // It names the command, or else the keys are meant.
                 StoreErrorKind::AccessDenied if cause.is_some_and(|it| it.contains('`')) => {
                     missing.push(format!("+{}", name.to_lowercase()));
@@ -50,8 +46,8 @@ pub(super) async fn tried(server: &Inspector, key: &str) -> Result<Rights, Store
         }
         missing.dedup();
         if FEATURES.contains(&feature) && !missing.is_empty() {
-            rights.missing.push((feature, missing));
+            lacking.push((feature, missing));
         }
     }
-    Ok(rights)
+    Ok((lacking, refused))
 }

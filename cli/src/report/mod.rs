@@ -94,7 +94,8 @@ impl<'a> Report<'a> {
         }
         // A layer that looks up keys without a policy may enforce the block, but nothing publishes that.
         let block = (blocked.as_ref(), reader.unenforced.is_none());
-        let identity = reader.identity();
+        let name = reader.inspector.name(&reader.named.key, "");
+        let identity = name.identity().to_owned();
         Ok(Self {
             title: reader.named.title(&identity),
             identity,
@@ -181,14 +182,13 @@ fn strikes(stored: &Snapshot<'_>) -> Vec<Strikes> {
     let bans: Vec<Rule> = bans.collect();
     let value = stored.strikes.as_ref().ok().and_then(Option::as_ref);
     let sections = value.map_or(&[][..], StoredValue::sections).iter();
-    let strikes = sections.map(|section| Strikes {
-        count: section.used(stored.now_ms),
-        limit: bans
-            .iter()
-            .filter(|rule| section.is_of(rule))
-            .map(Rule::limit)
-            .min(),
-        window_ms: millis(section.rule(0).window()),
+    let strikes = sections.map(|section| {
+        let limits = bans.iter().filter(|rule| section.is_of(rule));
+        Strikes {
+            count: section.used(stored.now_ms),
+            limit: limits.map(Rule::limit).min(),
+            window_ms: millis(section.rule(0).window()),
+        }
     });
     strikes.filter(|strikes| strikes.count > 0).collect()
 }

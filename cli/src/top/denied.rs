@@ -70,8 +70,8 @@ pub(super) async fn run(
 
 /// Adds the blocks of the rows that are shown: each takes a call.
 async fn add_blocks(rows: &mut Rows, inspector: &Inspector, now_ms: u64) -> Result<()> {
-    for row in rows.rows() {
-        let identity = row.document["identity"].as_str().unwrap_or_default();
+    for (document, cells, _) in rows.rows() {
+        let identity = document["identity"].as_str().unwrap_or_default();
         let block = match Named::listed(identity) {
             Some(named) => inspector.block(&named.key).await?,
             None => Ok(None),
@@ -85,8 +85,8 @@ async fn add_blocks(rows: &mut Rows, inspector: &Inspector, now_ms: u64) -> Resu
             // Not to be broken here at a narrow terminal.
             format!("{how}\u{a0}{until}")
         });
-        row.cells.push(end.unwrap_or_default().into());
-        row.document["blocked"] = json!(block);
+        cells.push(end.unwrap_or_default().into());
+        document["blocked"] = json!(block);
     }
     Ok(())
 }
@@ -98,9 +98,5 @@ fn row(denied: &DeniedIdentity) -> Row {
     let cells = vec![identity.into(), policy, minute.style(BAD), hour];
     let mut document = json!(report);
     document["identity"] = json!(identity);
-    Row {
-        document,
-        cells,
-        notes: Vec::new(),
-    }
+    (document, cells, Vec::new())
 }

@@ -5,7 +5,6 @@ mod rows;
 mod usage;
 
 use std::collections::{BTreeMap, HashMap};
-use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::path::PathBuf;
 
 use clap::Args;
@@ -20,11 +19,8 @@ use super::hints::Hints;
 use super::published::Limits;
 use super::report::other_rules;
 use super::scan::{LOAD, Scan, parse_load, parse_share};
-use super::text::grouped;
+use super::text::{grouped, hash};
 use super::{BAD, Output, Result, Settings, Table, published, server};
-
-/// A longer list is not a ranking.
-const MAX_ROWS: u16 = 1_000;
 
 #[derive(Args)]
 #[command(after_help = include_str!("../help/top.txt"))]
@@ -42,7 +38,7 @@ pub(crate) struct TopArgs {
     policy: Option<String>,
 
     /// The maximum number to show, at most 1000
-    #[arg(short, long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_ROWS)))]
+    #[arg(short, long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..=1_000))]
     number: u16,
 
     /// Add up addresses by network: for IPv6, of this prefix length
@@ -139,7 +135,7 @@ impl<'a> Top<'a> {
         }
         let mut why = String::new();
         // If nothing was read, find out why, which takes another look at the keys.
-        if top.seen.read == 0 && (policy.is_some() || !output.is_json()) {
+        if top.seen.read == 0 && (policy.is_some() || !output.is_json) {
             let hints = Hints::look(inspector, &top.limits.published).await;
             why = hints.why_none(policy.filter(|_| settings.policies_or(file).is_none()))?;
         }
@@ -311,16 +307,15 @@ fn add_other(
 
 /// Chooses by a hash of the identity: the same in each run, and for all policies of an identity.
 fn is_chosen(name: &StoredName, sample: f64) -> bool {
-    let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one(name.identity());
     #[expect(clippy::cast_precision_loss, reason = "for a share")]
-    let place = hash as f64 / u64::MAX as f64;
+    let place = hash(name.identity()) as f64 / u64::MAX as f64;
     place <= sample
 }
 
 /// Writes a ranking. At a terminal, each row takes one line, without --wide. Programs that read the output need whole
 /// identities.
 fn write_table(mut table: Table, args: &TopArgs, output: &mut Output) -> Result<()> {
-    if output.is_terminal() && !args.wide {
+    if output.is_terminal && !args.wide {
         table.shorten(output.width(), least);
     }
     match args.wide {

@@ -19,13 +19,8 @@ pub(super) struct Rows {
     networks: Option<Networks>,
 }
 
-/// A row of the ranking.
-pub(super) struct Row {
-    pub(super) document: Value,
-    pub(super) cells: Vec<Cell>,
-    /// Less important lines below the table.
-    pub(super) notes: Vec<String>,
-}
+/// A row of the ranking as JSON and as cells, and less important lines below the table.
+pub(super) type Row = (Value, Vec<Cell>, Vec<String>);
 
 pub(super) type Rank = (u128, u64);
 
@@ -79,9 +74,9 @@ impl Rows {
             return networks.first(self.most);
         }
         let mut table = Table::new(titles.iter().copied());
-        let rows = self.first.iter_mut().map(|(_, _, row)| {
-            table.row(std::mem::take(&mut row.cells));
-            std::mem::take(&mut row.document)
+        let rows = self.rows().map(|(document, cells, _)| {
+            table.row(std::mem::take(cells));
+            std::mem::take(document)
         });
         (rows.collect(), table)
     }
@@ -91,7 +86,7 @@ impl Rows {
         let is_cut = self.networks.as_ref().is_some_and(|it| it.is_cut);
         let cut =
             is_cut.then_some("there are too many networks: those with little use are left out");
-        let notes = self.first.iter().flat_map(|it| &it.2.notes);
+        let notes = self.first.iter().flat_map(|(_, _, row)| &row.2);
         notes.map(String::as_str).chain(cut)
     }
 }
@@ -99,12 +94,8 @@ impl Rows {
 /// Beyond, the half with the smallest numbers is forgotten.
 const MOST: usize = 50_000;
 
-/// The addresses of one network under one policy, and their numbers, by which networks are ranked.
-#[derive(Clone, Copy, Default)]
-struct Sum {
-    numbers: [u64; 2],
-    addresses: u64,
-}
+/// The numbers of one network under one policy and of its addresses, by which networks are ranked.
+type Sum = ([u64; 2], u64);
 
 /// Networks of this many bits of IPv6 addresses; IPv4 addresses stay alone.
 #[derive(Default)]
@@ -131,44 +122,37 @@ impl Networks {
         let bits = bits.parse().map_or(most, |bits: u8| bits.min(most));
         let network = PeerIp.ipv6_prefix(bits.clamp(32, 128)).key(address);
         let network = format!("{kind}={}", String::from_utf8_lossy(network.value()));
-        let sum = self.sums.entry((network, policy.to_owned())).or_default();
-        sum.addresses += 1;
-        for (sum, number) in sum.numbers.iter_mut().zip(numbers) {
+        let sum = self.sums.entry((network, policy.to_owned()));
+        let (sums, addresses) = sum.or_default();
+        *addresses += 1;
+        for (sum, number) in sums.iter_mut().zip(numbers) {
             *sum = sum.saturating_add(number);
         }
         if self.sums.len() > MOST {
             self.is_cut = true;
             let mut all: Vec<Sum> = self.sums.values().copied().collect();
-            let (_, middle, _) = all.select_nth_unstable_by_key(MOST / 2, Sum::rank);
-            let middle = middle.rank();
-            self.sums.retain(|_, sum| sum.rank() < middle);
+            let (_, middle, _) = all.select_nth_unstable(MOST / 2);
+            self.sums.retain(|_, sum| *sum > *middle);
         }
     }
 
     /// The first networks, as JSON and as a table.
     fn first(&self, number: usize) -> (Vec<Value>, Table) {
         let mut sums: Vec<_> = self.sums.iter().collect();
-        sums.sort_unstable_by_key(|(name, sum)| (sum.rank(), *name));
+        sums.sort_unstable_by_key(|(name, sum)| (Reverse(*sum), *name));
         let [one, two] = self.names;
         let titles = ["network", "policy", "addresses", one, two];
         let (mut rows, mut table) = (Vec::new(), Table::new(titles));
-        for ((network, policy), sum) in sums.into_iter().take(number) {
-            let [first, second] = sum.numbers;
+        for ((network, policy), ([first, second], addresses)) in sums.into_iter().take(number) {
             let field = |name: &str| name.replace(' ', "_");
             rows.push(json!({
-                "network": network, "policy": policy, "addresses": sum.addresses, field(one): first, field(two): second,
+                "network": network, "policy": policy, "addresses": addresses, field(one): first, field(two): second,
             }));
-            let [first, second] = [first, second].map(Cell::from);
+            let [addresses, first, second] = [*addresses, *first, *second].map(Cell::from);
             let (network, policy) = (network.as_str().into(), policy.as_str().into());
-            table.row([network, policy, sum.addresses.into(), first, second]);
+            table.row([network, policy, addresses, first, second]);
         }
         (rows, table)
-    }
-}
-
-impl Sum {
-    fn rank(&self) -> Reverse<([u64; 2], u64)> {
-        Reverse((self.numbers, self.addresses))
     }
 }
 

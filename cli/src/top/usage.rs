@@ -94,14 +94,11 @@ impl<'a> Usage<'a> {
                 cells.push(Cell::from(denied).style(BAD));
             }
         }
-        Row {
-            notes: notes.collect(),
-            document: json!({
-                "identity": identity, "policy": policy, "rule": rule, "limit": limit, "slots": slots,
-                "used": self.used, "steps": steps, "full": limit.map(|_| self.is_full()), "fits_ms": fits_ms,
-                "holders": holders,
-            }),
-            cells,
-        }
+        let document = json!({
+            "identity": identity, "policy": policy, "rule": rule, "limit": limit, "slots": slots,
+            "used": self.used, "steps": steps, "full": limit.map(|_| self.is_full()), "fits_ms": fits_ms,
+            "holders": holders,
+        });
+        (document, cells, notes.collect())
     }
 }

@@ -212,3 +212,16 @@ async fn what_published_policies_lack_is_not_said_of_a_file() {
         "
     ));
 }
+
+#[tokio::test]
+async fn of_a_published_policy_without_counts_top_says_that_there_are_none() {
+    let site = Site::start().await;
+    publish(&site, &policy("10/1d"), 1).await;
+    site.text("reset user=alice --policy api --yes");
+    site.tool.told(
+        "
+        top --policy api | 0 | , 0 read
+        top --denied --policy api | 0 | No identity was denied within the last hour under api.
+        ",
+    );
+}
