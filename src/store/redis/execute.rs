@@ -153,7 +153,9 @@ impl RedisStore {
 async fn run(route: &Route, call: &Call, key: &[u8]) -> Result<Value, StoreError> {
     let reply = route.send(call.by_hash(), key).await;
     let mut reply = reply.map_err(|error| unreached(&error))?;
-    if reply.as_ref().is_err_and(is_unknown_script) {
+    // Only this error proves that the script did not run.
+    let is_unknown = |error: &RedisError| error.code() == Some("NOSCRIPT");
+    if reply.as_ref().is_err_and(is_unknown) {
         let again = Box::pin(async { route.send(&call.by_source(), key).await }).await;
         reply = again.map_err(|error| unreached(&error))?;
     }
@@ -162,8 +164,3 @@ async fn run(route: &Route, call: &Call, key: &[u8]) -> Result<Value, StoreError
 
 /// The error of an operation whose caller has left.
 const LEFT: StoreError = TIMED_OUT.unsent();
-
-/// Only this error proves that the script did not run.
-fn is_unknown_script(error: &RedisError) -> bool {
-    error.code() == Some("NOSCRIPT")
-}

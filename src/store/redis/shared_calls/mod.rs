@@ -28,11 +28,14 @@ use super::{
     RedisStore, background,
     transport::{Transport, unreached},
 };
-use crate::{domain::error::StoreError, store::Reply};
+use crate::{
+    domain::error::StoreError,
+    store::{Reply, sent::Sent},
+};
 use call::{Request, Seat, SharedCall, Waiter};
 use call_queue::CallQueue;
 pub(super) use call_queues::CallQueues;
-use queued::NotEntered;
+use queued::Task;
 
 /// How long a call keeps its place among those in flight, and is waited for when its callers have left: time to connect,
 /// and to lose that connection.
@@ -78,7 +81,8 @@ impl SharedCalls {
     /// Lets an operation in, and returns the seat of its caller, which the end of the wait wakes.
     fn enter(
         self: &Arc<Self>,
-        asked: NotEntered,
+        task: Task,
+        sent: Option<Sent>,
         deadline: Option<Instant>,
         caller: &Waker,
     ) -> usize {
@@ -88,13 +92,10 @@ impl SharedCalls {
         }
         let waiter = Waiter {
             seat: Seat::new(&self.slab, seat),
-            sent: asked.sent,
+            sent,
             check: None,
         };
-        let request = Request {
-            task: asked.task,
-            waiter,
-        };
+        let request = Request { task, waiter };
         let charges = request.charges();
         if let Some(call) = self.queue.enter(request, charges) {
             self.begin(call);

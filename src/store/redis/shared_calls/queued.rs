@@ -51,24 +51,17 @@ impl From<Operation> for Task {
     }
 }
 
-/// A task that has not entered yet.
-pub(super) struct NotEntered {
-    pub(super) task: Task,
-    /// Set if others than the caller have to know whether the operation is sent.
-    pub(super) sent: Option<Sent>,
-    /// How long the caller waits, if the line looks after that.
-    pub(super) timeout: Option<Duration>,
-}
-
 /// The answer to an operation, which enters the line when first polled. It needs no box.
 pub(crate) struct Queued<T> {
     stage: Progress,
     read: fn(Reply) -> Option<T>,
 }
 
+/// The mark is set if others than the caller have to know whether the operation is sent.
 enum Progress {
-    NotEntered(Arc<CallQueues>, NotEntered),
-    /// In this seat. The line looks after the deadline.
+    /// With the time that the caller waits, if the line looks after that.
+    NotEntered(Arc<CallQueues>, Task, Option<Duration>, Option<Sent>),
+    /// In this seat, until the deadline.
     Waits(Arc<SharedCalls>, usize, Option<Instant>, Option<Sent>),
     Over,
 }
@@ -80,22 +73,16 @@ impl<T> Queued<T> {
         sent: Option<Sent>,
         read: fn(Reply) -> Option<T>,
     ) -> Self {
-        let timeout = None;
-        let asked = NotEntered {
-            task,
-            sent,
-            timeout,
-        };
         Self {
-            stage: Progress::NotEntered(Arc::clone(queues), asked),
+            stage: Progress::NotEntered(Arc::clone(queues), task, None, sent),
             read,
         }
     }
 
     /// Sets how long to wait.
     pub(crate) const fn set_timeout(&mut self, timeout: Duration) {
-        if let Progress::NotEntered(_, asked) = &mut self.stage {
-            asked.timeout = Some(timeout);
+        if let Progress::NotEntered(_, _, wait, _) = &mut self.stage {
+            *wait = Some(timeout);
         }
     }
 
@@ -110,7 +97,7 @@ impl<T> Queued<T> {
     /// Returns the mark by which the sender or a leaving caller decides whether the operation is sent.
     pub(crate) fn sent(&mut self) -> Option<&Sent> {
         match &mut self.stage {
-            Progress::NotEntered(_, asked) => Some(asked.sent.get_or_insert_with(Sent::queued)),
+            Progress::NotEntered(.., sent) => Some(sent.get_or_insert_with(Sent::queued)),
             Progress::Waits(.., sent) => sent.as_ref(),
             Progress::Over => None,
         }
@@ -123,7 +110,7 @@ impl<T> Queued<T> {
     /// Sees to it that the operation is not sent, if it was not. Otherwise, the caller waits on without a deadline.
     pub(crate) fn is_never_sent(&mut self) -> bool {
         let sent = match &mut self.stage {
-            Progress::NotEntered(_, asked) => asked.sent.take(),
+            Progress::NotEntered(.., sent) => sent.take(),
             Progress::Waits(line, seat, _, sent) if line.slab.is_never_sent(*seat) => sent.take(),
             Progress::Waits(..) | Progress::Over => return false,
         };
@@ -132,10 +119,12 @@ impl<T> Queued<T> {
     }
 
     fn enter(&mut self, caller: &Waker) -> Result<(), StoreError> {
-        if let Progress::NotEntered(queues, asked) = mem::replace(&mut self.stage, Progress::Over) {
-            let (line, sent) = (queues.here(&asked.task)?, asked.sent.clone());
-            let deadline = asked.timeout.map(|timeout| Instant::now() + timeout);
-            let seat = line.enter(asked, deadline, caller);
+        if let Progress::NotEntered(queues, task, timeout, sent) =
+            mem::replace(&mut self.stage, Progress::Over)
+        {
+            let line = queues.here(&task)?;
+            let deadline = timeout.map(|timeout| Instant::now() + timeout);
+            let seat = line.enter(task, sent.clone(), deadline, caller);
             self.stage = Progress::Waits(line, seat, deadline, sent);
         }
         Ok(())
