@@ -103,12 +103,6 @@ pub(super) enum Ask {
     Try(Duration),
 }
 
-impl Ask {
-    pub(super) const fn is_try(self) -> bool {
-        matches!(self, Self::Try(_))
-    }
-}
-
 /// A decision that the store has to be waited for.
 struct Deciding {
     limiter: Limiter,
@@ -381,7 +375,7 @@ impl Limiter {
                 reports.ensure_running();
             }
         }
-        if !asked.ask.is_try() {
+        if !matches!(asked.ask, Ask::Try(_)) {
             self.report_decision(asked.kind, decision, check, timing);
         }
         if matches!(asked.ask, Ask::Once) && asked.kind == CallKind::Check {

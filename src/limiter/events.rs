@@ -148,14 +148,11 @@ impl Events {
 
 /// The rule of which this share is used, and of several the one with the longest to go.
 fn nearest(usage: PolicyUsage<'_>, percent: u8) -> Option<&RuleUsage> {
-    let rules = usage.rules().iter();
-    // Slots are taken and returned all the time.
-    let near = rules.filter(|rule| is_near(rule, percent) && !rule.rule().is_concurrency());
-    near.max_by_key(|rule| rule.reset_after())
-}
-
-fn is_near(usage: &RuleUsage, percent: u8) -> bool {
-    let limit = usage.rule().limit();
-    let used = limit.saturating_sub(usage.remaining());
-    used > 0 && used * 100 >= limit * u64::from(percent)
+    let near = usage.rules().iter().filter(|it| {
+        let limit = it.rule().limit();
+        let used = limit.saturating_sub(it.remaining());
+        // Slots are taken and returned all the time.
+        !it.rule().is_concurrency() && used > 0 && used * 100 >= limit * u64::from(percent)
+    });
+    near.max_by_key(|it| it.reset_after())
 }

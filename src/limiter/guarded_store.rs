@@ -19,7 +19,7 @@ use crate::{
     domain::{
         decision::Decision,
         error::{StoreError, StoreErrorKind},
-        operation::{Operation, Reply},
+        operation::Reply,
     },
     observe::{CallInfo, PollScope, RequestOutcome, Timing},
     store::{ANOTHER_REPLY, Left, Store, StoreFuture, TIMED_OUT},
@@ -139,18 +139,6 @@ impl GuardedStore {
             result,
             timing: self.start().map(Timing::since),
         })
-    }
-
-    /// Executes an operation that no request waits for, and reports its end.
-    pub(super) async fn execute<T>(
-        self: &Arc<Self>,
-        to: To<'_>,
-        info: CallInfo<'_>,
-        operation: Operation,
-        read: fn(Reply) -> Option<T>,
-    ) -> Result<T, StoreError> {
-        let begin = |store: &dyn Store| store.execute(operation);
-        self.ask(to, info, begin, read).await
     }
 
     /// Makes a call that no request waits for, and reports its end.

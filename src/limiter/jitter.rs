@@ -17,11 +17,6 @@ pub(crate) fn random_up_to(most: Duration) -> Duration {
     Duration::from_millis(u64::try_from(ms).unwrap_or(u64::MAX))
 }
 
-/// A time up to a quarter shorter or longer.
-pub(crate) fn around(usual: Duration) -> Duration {
-    usual - usual / 4 + random_up_to(usual / 2)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

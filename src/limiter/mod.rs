@@ -117,7 +117,7 @@ impl Drop for Shared {
 impl Limiter {
     /// Creates a limiter over `store`.
     pub fn new(store: impl Store) -> Self {
-        let store: Arc<dyn Store> = Arc::new(store);
+        let (store, start): (Arc<dyn Store>, _) = (Arc::new(store), Instant::now());
         let background = Arc::default();
         let shared = Shared {
             refusals: refusals::Refusals::default(),
@@ -138,7 +138,7 @@ impl Limiter {
             counts_denials: true,
             caches_denials: false,
             refunds_left: false,
-            denial_clock: refusals::own_clock(),
+            denial_clock: Arc::new(move || start.elapsed()),
             guarded: Arc::new(GuardedStore::new(store)),
             shared: Arc::new(shared),
         };
@@ -407,18 +407,16 @@ impl Limiter {
         // Read before the call: a remembered block must not outlast the store's.
         let now = Instant::now();
         let info = CallInfo::of(CallKind::Block, &[]);
-        let (guarded, refusals) = (&self.inner.guarded, &self.inner.shared.refusals);
-        let operation = Operation::Block {
-            key: key.clone(),
-            request,
+        let begin = |store: &dyn Store| {
+            let key = key.clone();
+            store.execute(Operation::Block { key, request })
         };
-        let block = guarded.execute(
-            To::Store(guarded.timeout),
-            info,
-            operation,
-            answer_of!(Block),
-        );
-        let block = block.await?;
+        let (inner, to) = (&self.inner, To::Store(self.call_timeout()));
+        let block = inner
+            .guarded
+            .ask(to, info, begin, answer_of!(Block))
+            .await?;
+        let refusals = &inner.shared.refusals;
         refusals.note_made(key, block, until.span(), now);
         Ok(block)
     }
@@ -432,9 +430,9 @@ impl Limiter {
     pub async fn unblock(&self, key: &Key) -> Result<(), StoreError> {
         self.inner.shared.strikes.forget(key);
         let info = CallInfo::of(CallKind::Unblock, &[]);
-        let (guarded, unblock) = (&self.inner.guarded, Operation::Unblock { key: key.clone() });
-        let result = guarded.execute(To::Store(guarded.timeout), info, unblock, |_| Some(()));
-        let result = result.await;
+        let begin = |store: &dyn Store| store.execute(Operation::Unblock { key: key.clone() });
+        let (guarded, to) = (&self.inner.guarded, To::Store(self.call_timeout()));
+        let result = guarded.ask(to, info, begin, |_| Some(())).await;
         // Forget even after an error: the store may have unblocked the identity.
         let shared = &self.inner.shared;
         shared.refusals.forget(key);

@@ -257,7 +257,9 @@ impl Publisher {
     /// request under each policy notes it again.
     fn begin(&self) -> Vec<PublishedPolicy> {
         let mut known = lock(&self.known);
-        known.due_in = jitter::around(REFRESH).as_secs();
+        // A quarter shorter or longer, since processes begin together.
+        let due_in = REFRESH * 3 / 4 + jitter::random_up_to(REFRESH / 2);
+        known.due_in = due_in.as_secs();
         let (mut used, mut replaced) = (Vec::new(), Vec::new());
         for (policy, noted) in &mut known.policies {
             noted.is_over = policy.marks().is_replaced_after(noted.number);

@@ -52,14 +52,9 @@ pub(super) struct Tallies {
 
 /// The units of the labels of one account in one span.
 struct Tally {
-    account: Account,
-    at_ms: u64,
-    latest_ms: u64,
+    report: Report,
     /// The [mark] of each label, so that most searches look at no label.
     marks: Vec<u32>,
-    labels: Vec<(Label, i64)>,
-    /// The units of the labels that were replaced.
-    others: i64,
     /// The place after the label that was replaced last.
     next: usize,
 }
@@ -129,7 +124,7 @@ impl Tallies {
             Entry::Vacant(new) if has_room => new.insert(Tally::new(account(), id.1)),
             Entry::Vacant(_) => return,
         };
-        tally.latest_ms = tally.latest_ms.max(now_ms);
+        tally.report.latest_ms = tally.report.latest_ms.max(now_ms);
         tally.add(label, units);
     }
 
@@ -138,7 +133,7 @@ impl Tallies {
         let mut tallies = lock(&self.tallies);
         let all = mem::take(&mut *tallies).into_iter();
         let (asked, others): (BTreeMap<TallyId, Tally>, _) =
-            all.partition(|(_, tally)| is_asked(&tally.account));
+            all.partition(|(_, tally)| is_asked(&tally.report.account));
         *tallies = others;
         drop(tallies);
         asked.into_values().map(Tally::into_report).collect()
@@ -163,12 +158,14 @@ impl Tallies {
 impl Tally {
     const fn new(account: Account, at_ms: u64) -> Self {
         Self {
-            account,
-            at_ms,
-            latest_ms: 0,
+            report: Report {
+                account,
+                at_ms,
+                latest_ms: 0,
+                units: Vec::new(),
+                others: 0,
+            },
             marks: Vec::new(),
-            labels: Vec::new(),
-            others: 0,
             next: 0,
         }
     }
@@ -176,21 +173,21 @@ impl Tally {
     fn add(&mut self, (policy, key): (Option<&Policy>, &Key), units: i64) {
         let mark = mark(key);
         if let Some(place) = self.place(mark, policy, key) {
-            let known = &mut self.labels[place].1;
+            let known = &mut self.report.units[place].1;
             *known = known.saturating_add(units);
             return;
         }
         let (policy, key) = (policy.cloned(), key.clone());
         let new = (Label { policy, key }, units);
-        if self.labels.len() < MAX_LABELS {
+        if self.report.units.len() < MAX_LABELS {
             self.marks.push(mark);
-            self.labels.push(new);
+            self.report.units.push(new);
             return;
         }
         let place = self.smallest();
         self.marks[place] = mark;
-        let (_, replaced) = mem::replace(&mut self.labels[place], new);
-        self.others = self.others.saturating_add(replaced);
+        let (_, replaced) = mem::replace(&mut self.report.units[place], new);
+        self.report.others = self.report.others.saturating_add(replaced);
         self.next = place + 1;
     }
 
@@ -201,7 +198,7 @@ impl Tally {
             return None;
         }
         let name = policy.map(Policy::name);
-        let mut places = self.marks.iter().zip(&self.labels);
+        let mut places = self.marks.iter().zip(&self.report.units);
         places.position(|(other, (label, _))| {
             *other == mark && label.key == *key && label.policy.as_ref().map(Policy::name) == name
         })
@@ -210,22 +207,16 @@ impl Tally {
     /// The place of the label with the fewest units. Among equals, the next in turn is replaced, so that a new label
     /// has time to grow.
     fn smallest(&self) -> usize {
-        let size = |place: &usize| self.labels[*place].1.unsigned_abs();
+        let size = |place: &usize| self.report.units[*place].1.unsigned_abs();
         let places = (self.next..MAX_LABELS).chain(0..self.next);
         // Mostly there is one with the least.
         let least = places.clone().find(|place| size(place) <= 1);
         least.or_else(|| places.min_by_key(size)).unwrap_or(0)
     }
 
-    fn into_report(self) -> Report {
-        let units = self.labels.into_iter();
-        Report {
-            account: self.account,
-            at_ms: self.at_ms,
-            latest_ms: self.latest_ms,
-            units: units.filter(|(_, units)| *units != 0).collect(),
-            others: self.others,
-        }
+    fn into_report(mut self) -> Report {
+        self.report.units.retain(|(_, units)| *units != 0);
+        self.report
     }
 }
 

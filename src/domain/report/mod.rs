@@ -99,7 +99,6 @@ pub struct Report {
     /// The units were charged in the spans that contain this time.
     pub(crate) at_ms: u64,
     /// The store's time of the newest decision in this report.
-    #[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "for Redis"))]
     pub(crate) latest_ms: u64,
     /// The units to add to each label; negative if more were refunded than charged.
     pub(crate) units: Vec<(Label, i64)>,

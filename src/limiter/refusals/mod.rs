@@ -265,14 +265,9 @@ impl Hash for Subject<'_> {
     }
 }
 
-/// Says the time, since a fixed point, that the age of a denial is measured with.
+/// Says the time, since a fixed point, that the age of a denial is measured with: by the clock of this process, which never
+/// steps back, and may stand still while the machine sleeps; or by that of a test.
 pub(super) type DenialClock = Arc<dyn Fn() -> Duration + Send + Sync>;
-
-/// The clock of this process, which never steps back. It may stand still while the machine sleeps.
-pub(super) fn own_clock() -> DenialClock {
-    let start = Instant::now();
-    Arc::new(move || start.elapsed())
-}
 
 /// Blocks.
 impl Refusals {

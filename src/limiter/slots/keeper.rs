@@ -15,10 +15,8 @@ use std::{
     collections::{BTreeMap, btree_map},
     hash::{BuildHasher, RandomState},
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{
-        Arc, Mutex, Once,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+    ptr,
+    sync::{Arc, Mutex, Once, atomic::Ordering::Relaxed},
     time::Duration,
 };
 
@@ -53,7 +51,6 @@ pub(in crate::limiter) struct Keeper {
     entries: Mutex<BTreeMap<Due, KeptHolding>>,
     /// Notified when an entry is due before all others.
     changed: Notify,
-    next_number: AtomicU64,
     hasher: RandomState,
     /// Its permit is free while no task runs; taken and given back under the lock.
     task: Arc<Semaphore>,
@@ -63,8 +60,8 @@ pub(in crate::limiter) struct Keeper {
     background: Arc<BackRoom>,
 }
 
-/// When to look at a holding; the hash of its key, so that those of a key are together; and its number.
-type Due = (u64, u64, u64);
+/// When to look at a holding; the hash of its key, so that those of a key are together; and its address.
+type Due = (u64, u64, usize);
 
 struct KeptHolding {
     holding: Arc<Holding>,
@@ -94,7 +91,6 @@ impl Keeper {
         Self {
             entries: Mutex::default(),
             changed: Notify::new(),
-            next_number: AtomicU64::new(0),
             hasher: RandomState::new(),
             task: Arc::new(Semaphore::new(1)),
             losses: Outage::default(),
@@ -103,11 +99,9 @@ impl Keeper {
         }
     }
 
-    /// The number of a further holding, and the hash of its key.
-    pub(super) fn identity(&self, charge: &Charge) -> (u64, u64) {
-        let subject = (charge.policy().name(), charge.key());
-        let number = self.next_number.fetch_add(1, Relaxed);
-        (number, self.hasher.hash_one(subject))
+    /// The hash of the key of a holding.
+    pub(super) fn subject(&self, charge: &Charge) -> u64 {
+        self.hasher.hash_one((charge.policy().name(), charge.key()))
     }
 
     /// Renews the slots of a holding until they are lost or returned.
@@ -271,7 +265,8 @@ fn insert(entries: &mut BTreeMap<Due, KeptHolding>, entry: KeptHolding, due_ms: 
 impl Holding {
     /// Its place among the entries, under whose lock the time changes.
     fn due(&self) -> Due {
-        (self.due_ms.load(Relaxed), self.subject, self.number)
+        let address = ptr::from_ref(self).addr();
+        (self.due_ms.load(Relaxed), self.subject, address)
     }
 
     /// From one tick to the next.

@@ -29,6 +29,7 @@ use crate::domain::{
 };
 use crate::lock::lock;
 use crate::observe::{CallInfo, CallKind, Event, SlotChange};
+use crate::store::Store;
 use crate::timer::within;
 use crate::warning;
 
@@ -55,8 +56,7 @@ pub struct SlotWatch {
 struct Holding {
     limiter: Limiter,
     charge: Charge,
-    /// The keeper knows it by this, and by the hash of its key.
-    number: u64,
+    /// The hash of its key.
     subject: u64,
     /// When the keeper looks at it.
     due_ms: AtomicU64,
@@ -131,12 +131,10 @@ impl Limiter {
     ) -> Arc<Holding> {
         let rule = charge.policy().rules().first();
         let window_ms = rule.map_or(u64::MAX, |rule| millis(rule.window()));
-        let (number, subject) = self.inner.shared.keeper.identity(charge);
         Arc::new(Holding {
             limiter: self.clone(),
             charge: charge.clone(),
-            number,
-            subject,
+            subject: self.inner.shared.keeper.subject(charge),
             due_ms: AtomicU64::new(0),
             state: Mutex::new(state),
             lost: Notify::new(),
@@ -175,8 +173,8 @@ impl Limiter {
         };
         let to = self.where_decided(is_local, self.call_timeout());
         let info = CallInfo::new(kind, slots.check());
-        let guarded = &self.inner.guarded;
-        guarded.execute(to, info, change(slots.clone()), read).await
+        let begin = |store: &dyn Store| store.execute(change(slots.clone()));
+        self.inner.guarded.ask(to, info, begin, read).await
     }
 
     /// Returns slots.

@@ -49,15 +49,6 @@ pub(crate) enum WhereOpen {
     AskAgain,
 }
 
-/// The result of waiting for a turn.
-enum Wait<'a> {
-    Turn(Turn<'a>),
-    /// This denial applies, and the caller's time is up, or will be before it ends.
-    Denied(LastDenial),
-    /// The caller's time is up, or will be before a pause ends, and no known denial applies.
-    TimedOut,
-}
-
 /// A caller that waits.
 ///
 /// Cancellation: a dropped caller gives up its place and passes on its turn. A check already sent may have been
@@ -153,7 +144,7 @@ impl Waiter<'_> {
             }
         };
         match self.take_turn(&ticket).await {
-            Wait::Turn(_turn) => {
+            Ok(_turn) => {
                 let resolution = self.ask_until(&ticket).await;
                 let turns = match self.shared().pauses.are_known(self.check) {
                     true => 1,
@@ -162,8 +153,8 @@ impl Waiter<'_> {
                 ticket.queue.turns.set_number(turns);
                 resolution
             }
-            Wait::Denied(last) => self.deny(last.decision(self.check)),
-            Wait::TimedOut => self.decide_last().await,
+            Err(Some(last)) => self.deny(last.decision(self.check)),
+            Err(None) => self.decide_last().await,
         }
     }
 
@@ -186,15 +177,16 @@ impl Waiter<'_> {
 
     /// Denies the check without asking the store.
     fn deny(&self, decision: Decision) -> Resolution {
-        if !self.ask.is_try() {
+        if !matches!(self.ask, Ask::Try(_)) {
             let (events, timing) = (self.limiter.events(), Some(Timing::now()));
             events.decision(CallKind::Check, &decision, self.check, timing);
         }
         Resolution::Decided(decision)
     }
 
-    /// Waits for a turn until the deadline, and only while the caller can still be admitted in time.
-    async fn take_turn<'t>(&self, ticket: &'t Ticket<'_>) -> Wait<'t> {
+    /// Waits for a turn until the deadline, and only while the caller can still be admitted in time. An error is the denial
+    /// that applies, if one is known.
+    async fn take_turn<'t>(&self, ticket: &'t Ticket<'_>) -> Result<Turn<'t>, Option<LastDenial>> {
         let (queue, deadline) = (&*ticket.queue, self.deadline);
         let mut turn = pin!(queue.turns.take());
         let rest = deadline.saturating_duration_since(Instant::now());
@@ -204,22 +196,21 @@ impl Waiter<'_> {
             let mut paused = pin!(self.shared().pauses.changed.notified()); // the same
             let known = queue.denial(self.check);
             if let Some(last) = known.filter(|last| last.until > deadline) {
-                return Wait::Denied(last);
+                return Err(Some(last));
             }
             if self.shared().pauses.outlast(self.check, deadline) {
-                return Wait::TimedOut;
+                return Err(None);
             }
             let wait = poll_fn(|cx| {
                 if let Poll::Ready(turn) = turn.as_mut().poll(cx) {
-                    return Poll::Ready(Some(Wait::Turn(turn)));
+                    return Poll::Ready(Some(Ok(turn)));
                 }
                 let is_denied = denied.as_mut().poll(cx).is_ready();
                 if is_denied || paused.as_mut().poll(cx).is_ready() {
                     return Poll::Ready(None);
                 }
                 if end.as_mut().poll(cx).is_ready() {
-                    let denied = queue.denial(self.check).map(Wait::Denied);
-                    return Poll::Ready(Some(denied.unwrap_or(Wait::TimedOut)));
+                    return Poll::Ready(Some(Err(queue.denial(self.check))));
                 }
                 self.begin_wait(ticket);
                 Poll::Pending
