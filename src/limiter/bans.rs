@@ -62,15 +62,6 @@ struct Strikes {
     denied_at_ms: u64,
 }
 
-impl Default for StrikeQueue {
-    fn default() -> Self {
-        Self {
-            waiting: Mutex::default(),
-            tasks: Arc::new(Semaphore::new(MAX_TASKS as usize)),
-        }
-    }
-}
-
 impl Limiter {
     /// Counts a strike for each identity that a policy with a ban denies.
     pub(super) fn count_strikes(&self, decision: &Decision) {
@@ -161,10 +152,8 @@ impl Limiter {
         });
         if let Some(((Strikes { policy, .. }, now_ms), block)) = made {
             let left = |until_ms: u64| Duration::from_millis(until_ms.saturating_sub(*now_ms));
-            self.inner
-                .shared
-                .refusals
-                .note_made(&key, block, block.until_ms().map(left), now);
+            let refusals = &self.inner.shared.refusals;
+            refusals.note_made(&key, block, block.until_ms().map(left), now);
             self.events().report(|| Event::Ban { policy, block });
         }
     }
@@ -179,6 +168,13 @@ impl Limiter {
 }
 
 impl StrikeQueue {
+    pub(super) fn new() -> Self {
+        Self {
+            waiting: Mutex::default(),
+            tasks: Arc::new(Semaphore::new(MAX_TASKS as usize)),
+        }
+    }
+
     /// Forgets the strikes of an identity that were not counted yet.
     pub(super) fn forget(&self, key: &Key) {
         lock(&self.waiting).remove(key);
@@ -241,10 +237,8 @@ fn add(waiting: &mut HashMap<Key, Vec<Strikes>>, key: &Key, new: &Strikes, count
 /// Charges the strikes that count together, at most as many as the ban with most, so that they reach each: more would
 /// change nothing.
 fn check(key: &Key, together: &[Strikes]) -> Operation {
-    let most = together
-        .iter()
-        .map(|it| it.ban.strikes())
-        .max_by_key(|it| it.limit());
+    let rules = together.iter().map(|it| it.ban.strikes());
+    let most = rules.max_by_key(Rule::limit);
     let count = together.iter().map(|it| it.count).sum::<u64>();
     let charge = |strikes: Rule| {
         let policy = Policy::of_strikes(strikes);

@@ -143,9 +143,8 @@ impl Tries<'_> {
 
     /// Tries the alternatives of shadows, and then reports the decision.
     async fn conclude(&mut self, mut decision: Decision, check: Check) -> Decision {
-        decision
-            .usage_mut()
-            .note(|facts| facts.has_alternatives = true);
+        let usage = decision.usage_mut();
+        usage.note(|facts| facts.has_alternatives = true);
         self.is_local = decision.usage().is_local();
         // The caller may leave meanwhile, or an observer panic.
         let (limiter, kind) = (self.limiter, CallKind::Check);
@@ -253,15 +252,14 @@ impl Tries<'_> {
     async fn try_shadows_of(&self, next: Option<Check>) -> Option<(Check, Decision)> {
         let next = next?;
         let shadows = next.shadow_charges().iter().cloned();
-        let shadows = self.limiter.begin_check().with(shadows).ok()?;
-        let asked = self
-            .limiter
-            .ask(CallKind::Check, shadows, Ask::Try(self.rest()));
+        let (limiter, ask) = (self.limiter, Ask::Try(self.rest()));
+        let shadows = limiter.begin_check().with(shadows).ok()?;
+        let asked = limiter.ask(CallKind::Check, shadows, ask);
         let Resolution::Decided(decision) = asked.await else {
             return None;
         };
         if decision.usage().shadow().is_none() {
-            self.limiter.undo(decision.usage()); // it may be admitted late
+            limiter.undo(decision.usage()); // it may be admitted late
         }
         Some((next, decision.usage().shadow()?.clone()))
     }

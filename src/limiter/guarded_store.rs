@@ -96,12 +96,12 @@ impl GuardedStore {
         info: impl Fn() -> CallInfo<'a>,
         begin: impl FnOnce(&dyn Store) -> StoreFuture<T>,
     ) -> Calling<T> {
-        let (store, permit) = match to {
-            To::Local(store) => (store, None),
+        let (store, timeout, permit) = match to {
+            To::Local(store) => (store, self.timeout, None),
             To::Store(Duration::ZERO) => return self.uncalled(Err(TIMED_OUT.unsent_if(true))),
-            To::Store(_) => match self.breaker.permit() {
+            To::Store(timeout) => match self.breaker.permit() {
                 None => return self.uncalled(Err(CIRCUIT_OPEN)),
-                permit => (&*self.store, permit),
+                permit => (&*self.store, timeout, permit),
             },
         };
         let start = self.start();
@@ -114,10 +114,6 @@ impl GuardedStore {
                 return Calling::Ready(Answer { result, timing });
             }
             Err(answer) => answer,
-        };
-        let timeout = match to {
-            To::Store(timeout) => timeout,
-            To::Local(_) => self.timeout,
         };
         answer.set_timeout(timeout);
         Calling::Waits(Call {
@@ -149,13 +145,11 @@ impl GuardedStore {
         begin: impl FnOnce(&dyn Store) -> StoreFuture<Reply>,
         read: fn(Reply) -> Option<T>,
     ) -> Result<T, StoreError> {
-        let local = matches!(to, To::Local(_));
+        let (events, local) = (&self.events, matches!(to, To::Local(_)));
         let Answer { result, timing } = self.answer(to, info, begin, read).await;
         match &result {
-            Ok(_) => self.events.completion(info, local, timing),
-            Err(error) => self
-                .events
-                .error(info, error, RequestOutcome::Failed, timing),
+            Ok(_) => events.completion(info, local, timing),
+            Err(error) => events.error(info, error, RequestOutcome::Failed, timing),
         }
         result
     }

@@ -204,11 +204,7 @@ struct MeteredCheck {
 
 impl Drop for MeteredCheck {
     fn drop(&mut self) {
-        let Self {
-            limiter,
-            usage,
-            readings,
-        } = self;
+        let (usage, readings) = (&self.usage, &self.readings);
         // With alternatives, one of the others may have the name.
         if !usage.facts().has_alternatives {
             readings.uncharged(usage).iter().for_each(|name| {
@@ -218,11 +214,11 @@ impl Drop for MeteredCheck {
             });
         }
         let cost = |charge: &Charge| {
-            readings
-                .units_under(charge.policy().name())
-                .or_else(|| readings.units())
+            let own = readings.units_under(charge.policy().name());
+            own.or_else(|| readings.units())
         };
-        limiter.settle_in_background(Limiter::final_parts(usage, cost), SETTLING);
+        let parts = Limiter::final_parts(usage, cost);
+        self.limiter.settle_in_background(parts, SETTLING);
     }
 }
 

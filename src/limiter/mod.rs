@@ -124,7 +124,7 @@ impl Limiter {
             pauses: pauses::Pauses::default(),
             queues: wait_queue::WaitQueues::default(),
             reports: Arc::new(reporter::Reports::new(store.clone(), &background)),
-            strikes: bans::StrikeQueue::default(),
+            strikes: bans::StrikeQueue::new(),
             keeper: Arc::new(slots::Keeper::new(&background)),
             background,
         };
@@ -411,12 +411,9 @@ impl Limiter {
             let key = key.clone();
             store.execute(Operation::Block { key, request })
         };
-        let (inner, to) = (&self.inner, To::Store(self.call_timeout()));
-        let block = inner
-            .guarded
-            .ask(to, info, begin, answer_of!(Block))
-            .await?;
-        let refusals = &inner.shared.refusals;
+        let (guarded, to) = (&self.inner.guarded, To::Store(self.call_timeout()));
+        let block = guarded.ask(to, info, begin, answer_of!(Block)).await?;
+        let refusals = &self.inner.shared.refusals;
         refusals.note_made(key, block, until.span(), now);
         Ok(block)
     }

@@ -322,10 +322,8 @@ impl Account {
             }
             self.starts = Some(Starts::new(self.length, self.ends, waiting));
         }
-        let all = self
-            .starts
-            .map_or(now, |starts| starts.next.max(starts.over));
-        now >= all.min(self.ends + LAST)
+        let all = |starts: Starts| starts.next.max(starts.over);
+        now >= self.starts.map_or(now, all).min(self.ends + LAST)
     }
 }
 

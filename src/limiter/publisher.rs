@@ -220,13 +220,8 @@ impl Publisher {
 
     /// Whether a policy was used since the last publication.
     pub(super) fn has_news(&self) -> bool {
-        let is_used = || {
-            lock(&self.known)
-                .policies
-                .values()
-                .any(|noted| noted.uses > 0)
-        };
-        !self.is_off.load(Relaxed) && is_used()
+        let known = lock(&self.known);
+        !self.is_off.load(Relaxed) && known.policies.values().any(|noted| noted.uses > 0)
     }
 
     pub(super) async fn publish(&self, store: &dyn Store) -> Result<(), StoreError> {

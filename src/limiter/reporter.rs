@@ -104,15 +104,11 @@ impl Reports {
         if !settlement.check().has_contributors() || usage.is_local() {
             return;
         }
-        let now_ms = settled.decided_at_ms();
+        let (charged_ms, now_ms) = (usage.decided_at_ms(), settled.decided_at_ms());
         let charges = settlement.check().charges().iter();
         for (charge, cost) in charges.zip(settlement.costs()) {
             let difference = cost.cast_signed() - charge.cost().cast_signed();
-            let at_ms = if difference > 0 {
-                now_ms
-            } else {
-                usage.decided_at_ms()
-            };
+            let at_ms = if difference > 0 { now_ms } else { charged_ms };
             self.tallies.contribute(charge, at_ms, now_ms, difference);
         }
         self.ensure_running();

@@ -143,7 +143,7 @@ impl Limiter {
     async fn settle_patiently(&self, part: Settlement, place: usize, each: Duration) {
         use StoreErrorKind::{AccessDenied, InvalidRequest, Protocol, Refused};
         let end = Instant::now() + SETTLING;
-        let mut slower = 1_u32;
+        let (breaker, mut slower) = (&self.inner.guarded.breaker, 1_u32);
         loop {
             let left = end.saturating_duration_since(Instant::now());
             let settled = self.settle_once(&part, place, each.min(left)).await;
@@ -155,12 +155,7 @@ impl Limiter {
                 slower = slower.saturating_mul(2);
             }
             // A long interval of the breaker must leave time for several tries.
-            let pause = self
-                .inner
-                .guarded
-                .breaker
-                .retry_pause()
-                .saturating_mul(slower);
+            let pause = breaker.retry_pause().saturating_mul(slower);
             let next = Instant::now() + pause.min(SETTLING / 12);
             if next > end {
                 return;

@@ -113,12 +113,8 @@ impl Tallies {
         units: i64,
     ) {
         let mut tallies = lock(&self.tallies);
-        let most = if id.0 == 0 {
-            MAX_TALLIES
-        } else {
-            MAX_TALLIES - OF_DENIALS
-        };
-        let has_room = tallies.len() < most;
+        let kept_free = usize::from(id.0 != 0) * OF_DENIALS;
+        let has_room = tallies.len() + kept_free < MAX_TALLIES;
         let tally = match tallies.entry(id) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(new) if has_room => new.insert(Tally::new(account(), id.1)),

@@ -101,9 +101,8 @@ impl Limiter {
         policies: &[Policy],
         key: &Key,
     ) -> Result<(), StoreError> {
-        let charges = policies.iter();
-        let charges = charges.map(|policy| Charge::new(policy, key.clone(), 0));
-        let charges: Vec<Charge> = charges.collect();
+        let charge = |policy: &Policy| Charge::new(policy, key.clone(), 0);
+        let charges: Vec<Charge> = policies.iter().map(charge).collect();
         let reset = |policy: &Policy| Operation::Reset {
             policy: policy.clone(),
             key: key.clone(),
@@ -115,11 +114,8 @@ impl Limiter {
         let info = CallInfo::of(CallKind::Reset, &charges);
         let call = |store: &dyn Store| {
             let replies = store.call(resets);
-            replies.then(|replies| {
-                replies?
-                    .into_iter()
-                    .try_fold(Reply::Reset, |_, reply| reply)
-            })
+            let last = |_, reply| reply;
+            replies.then(move |replies| replies?.into_iter().try_fold(Reply::Reset, last))
         };
         let (guarded, to) = (&self.inner.guarded, To::Store(self.call_timeout()));
         guarded.ask(to, info, call, |_| Some(())).await

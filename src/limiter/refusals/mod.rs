@@ -145,9 +145,8 @@ impl Refusals {
             return Err(None);
         }
         let (hash, now) = (self.denials.hash(Subject(check)), clock());
-        let refunds = self
-            .refunds
-            .get_or_init(|| RefundEpochs::new(REFUND_GROUPS));
+        let new = || RefundEpochs::new(REFUND_GROUPS);
+        let refunds = self.refunds.get_or_init(new);
         let known = self.denials.read(hash, |known| {
             let mut groups = known.groups.iter();
             let holds = Subject(&known.check) == Subject(check)

@@ -89,10 +89,10 @@ impl Limiter {
     /// its [`Slots`].
     #[must_use]
     pub fn hold(&self, decision: &Decision) -> Option<Slot> {
-        let Decision::Allowed(usage) = decision else {
-            return None;
-        };
-        self.hold_usage(usage)
+        match decision {
+            Decision::Allowed(usage) => self.hold_usage(usage),
+            _ => None,
+        }
     }
 
     pub(crate) fn hold_usage(&self, usage: &Usage) -> Option<Slot> {
@@ -257,10 +257,8 @@ impl Limiter {
         max_wait: Duration,
     ) -> Result<Result<Option<Slot>, Decision>, StoreError> {
         let charges: Vec<Charge> = charges.into_iter().collect();
-        if charges
-            .iter()
-            .any(|charge| self.expires_too_early(charge.policy()).is_some())
-        {
+        let mut policies = charges.iter().map(Charge::policy);
+        if policies.any(|it| self.expires_too_early(it).is_some()) {
             return Err(StoreError::invalid_request(
                 "slots must not expire in less than six timeouts",
             ));
@@ -329,10 +327,11 @@ impl SlotWatch {
 
     /// Waits until some of the slots are lost: see [`Slot::lost`].
     pub async fn lost(&self) {
-        let each = self.holdings.iter();
-        let mut each: SmallVec<[_; 1]> = each
-            .map(|holding| Box::pin(holding.wait_until_lost()))
-            .collect();
+        let each = self
+            .holdings
+            .iter()
+            .map(|it| Box::pin(it.wait_until_lost()));
+        let mut each: SmallVec<[_; 1]> = each.collect();
         poll_fn(|cx| {
             let mut each = each.iter_mut();
             match each.any(|lost| lost.as_mut().poll(cx).is_ready()) {

@@ -34,7 +34,6 @@ use crate::{
         check::Check,
         decision::{Blocked, Decision},
         error::{NO_CREDENTIALS, StoreError, StoreErrorKind},
-        key::Key,
     },
     observe::{CallKind, Timing},
     timer::LazySleep,
@@ -133,28 +132,25 @@ impl Waiter<'_> {
             return self.decide_last().await;
         }
         let most = self.limiter.inner.max_queue;
-        let ticket = match self.shared().queues.join(self.check, most) {
-            Ok(ticket) => ticket,
-            // The queue is full.
-            Err(queue) => {
-                return match queue.valid_denial() {
-                    Some(last) => self.deny(last.decision(self.check)),
-                    None => self.decide_last().await,
-                };
-            }
+        let ticket = self.shared().queues.join(self.check, most);
+        let denied = match &ticket {
+            Ok(ticket) => match self.take_turn(ticket).await {
+                Ok(_turn) => {
+                    let resolution = self.ask_until(ticket).await;
+                    let turns = match self.shared().pauses.are_known(self.check) {
+                        true => 1,
+                        false => turns_after(&resolution, self.where_open),
+                    };
+                    ticket.queue.turns.set_number(turns);
+                    return resolution;
+                }
+                Err(denied) => denied,
+            },
+            Err(full) => full.valid_denial(),
         };
-        match self.take_turn(&ticket).await {
-            Ok(_turn) => {
-                let resolution = self.ask_until(&ticket).await;
-                let turns = match self.shared().pauses.are_known(self.check) {
-                    true => 1,
-                    false => turns_after(&resolution, self.where_open),
-                };
-                ticket.queue.turns.set_number(turns);
-                resolution
-            }
-            Err(Some(last)) => self.deny(last.decision(self.check)),
-            Err(None) => self.decide_last().await,
+        match denied {
+            Some(last) => self.deny(last.decision(self.check)),
+            None => self.decide_last().await,
         }
     }
 
@@ -268,10 +264,8 @@ impl Waiter<'_> {
     }
 
     fn begin(&self, deadline: Instant, turn: Option<Instant>) -> Result<Option<Opens>, Blocked> {
-        let waiting = |key: &Key| self.shared().queues.waiting(key);
-        self.shared()
-            .pauses
-            .begin(self.check, deadline, turn, waiting)
+        let Shared { queues, pauses, .. } = self.shared();
+        pauses.begin(self.check, deadline, turn, |key| queues.waiting(key))
     }
 
     /// Reports to an observer, once, that a caller has to wait. Its ticket reports the end.
