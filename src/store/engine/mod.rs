@@ -161,7 +161,7 @@ pub(super) trait StoreCells: Cells {
 }
 
 pub(super) fn check(check: &Check, cells: &mut impl Cells) -> Result<Decision, StoreError> {
-    decide(Checks::One(check), cells, |filled, shadows| {
+    decide(Checks(check, None), cells, |filled, shadows| {
         filled.decision(shadows)
     })
 }
@@ -178,7 +178,8 @@ pub(super) fn execute(
     match operation {
         Operation::Check(check) => self::check(check, cells).map(Reply::Check),
         Operation::CheckBatch(batch) => {
-            let decisions = decide(Checks::Batch(batch), cells, |filled, shadows| {
+            let checks = Checks(batch.check(), Some(batch));
+            let decisions = decide(checks, cells, |filled, shadows| {
                 filled.decisions(batch, shadows)
             });
             decisions.map(Reply::CheckBatch)
@@ -214,34 +215,19 @@ pub(super) fn execute(
     }
 }
 
-/// Identical checks, each with slots of its own.
+/// Identical checks, each with slots of its own: the first, and the batch if there are several.
 #[derive(Clone, Copy)]
-enum Checks<'a> {
-    One(&'a Check),
-    Batch(&'a CheckBatch),
-}
+struct Checks<'a>(&'a Check, Option<&'a CheckBatch>);
 
 impl<'a> Checks<'a> {
-    fn first(self) -> &'a Check {
-        match self {
-            Self::One(check) => check,
-            Self::Batch(batch) => batch.check(),
-        }
-    }
-
-    const fn count(self) -> u16 {
-        match self {
-            Self::One(_) => 1,
-            Self::Batch(batch) => batch.count(),
-        }
+    fn count(self) -> u16 {
+        self.1.map_or(1, CheckBatch::count)
     }
 
     /// The charge of this cell in each check.
     fn charges(self, cell: usize) -> impl Iterator<Item = &'a Charge> {
-        (0..self.count()).map(move |place| match self {
-            Self::One(check) => &check.all_charges()[cell],
-            Self::Batch(batch) => &batch.nth(place).all_charges()[cell],
-        })
+        let nth = move |place| self.1.map_or(self.0, |batch| batch.nth(place));
+        (0..self.count()).map(move |place| &nth(place).all_charges()[cell])
     }
 }
 
@@ -251,7 +237,7 @@ fn decide<T>(
     cells: &mut impl Cells,
     answer: impl FnOnce(BatchOutcome<'_>, Option<BatchOutcome<'_>>) -> Result<T, StoreError>,
 ) -> Result<T, StoreError> {
-    let (check, count) = (checks.first(), checks.count());
+    let (check, count) = (checks.0, checks.count());
     if check.enforces_blocks()
         && let Some(blocked) = cells.blocked(check)?
     {
@@ -452,7 +438,7 @@ fn ban(
     let (charge, mut counts) = (slice::from_ref(&charge), [Count::default()]);
     let mut part = Part::new(0, charge, &mut counts);
     let look = Check::counting(charge.iter().cloned());
-    within(cells, charge, |cells| part.look(cells, Checks::One(&look)))?;
+    within(cells, charge, |cells| part.look(cells, Checks(&look, None)))?;
     if counts[0].used < strikes.limit() {
         return Ok(None);
     }
