@@ -63,14 +63,14 @@ fn run(call: Call, slab: &Arc<Slab>, seat: usize) -> thread::JoinHandle<bool> {
     let slab = Arc::clone(slab);
     thread::spawn(move || {
         if matches!(call, Call::IsDropped) {
-            slab.lose(seat);
+            slab.end(seat, None);
             return false;
         }
         let is_sent = slab.begin(seat);
         match call {
             _ if !is_sent => {}
-            Call::Answers => slab.answer(seat, ANSWER),
-            _ => slab.lose(seat),
+            Call::Answers => slab.end(seat, Some(ANSWER)),
+            _ => slab.end(seat, None),
         }
         is_sent
     })
@@ -173,7 +173,7 @@ fn a_call_is_woken_when_its_caller_has_left() {
         leaves.join().unwrap();
         assert!(has_left || task.is_woken());
         assert_eq!(slab.poll_wait(seat, &waker), Poll::Ready(true));
-        slab.answer(seat, ANSWER);
+        slab.end(seat, Some(ANSWER));
         assert!(are_free(&slab, 1));
     });
 }

@@ -74,14 +74,14 @@ impl Seat {
     /// Call this once.
     fn answer(&mut self, reply: Result<Reply, StoreError>) {
         self.is_held = false;
-        self.slab.answer(self.number, reply);
+        self.slab.end(self.number, Some(reply));
     }
 }
 
 impl Drop for Seat {
     fn drop(&mut self) {
         if self.is_held {
-            self.slab.lose(self.number);
+            self.slab.end(self.number, None);
         }
     }
 }

@@ -207,17 +207,8 @@ impl<A> Slab<A> {
         }
     }
 
-    /// Answers the caller, and gives up the hold of the call.
-    pub(super) fn answer(&self, number: usize, answer: A) {
-        self.end(number, Some(answer));
-    }
-
-    /// Gives up the hold of the call without an answer.
-    pub(super) fn lose(&self, number: usize) {
-        self.end(number, None);
-    }
-
-    fn end(&self, number: usize, mut answer: Option<A>) {
+    /// Gives up the hold of the call, with an answer to the caller or without one.
+    pub(super) fn end(&self, number: usize, mut answer: Option<A>) {
         let mut state = self.lock();
         let seat = &mut state.seats[number];
         seat.has_call = false;
