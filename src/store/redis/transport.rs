@@ -1,7 +1,7 @@
 //! [`Transport`]: the way to the server, or to the nodes of a cluster. Each runtime has its own.
 #![cfg_attr(
     not(feature = "cluster"),
-    expect(unused_variables, clippy::unused_self, reason = "there is one server")
+    expect(unused_variables, reason = "there is one server")
 )]
 
 use std::{io, sync::Arc};
@@ -57,7 +57,11 @@ impl Transports {
 
     /// `HOST:PORT` of the node of a cluster that serves this key.
     pub(super) fn node_address(&self, routing_key: &[u8]) -> Option<String> {
-        self.here().ok()?.node_address(routing_key)
+        match self.here().ok()? {
+            Transport::Server(_) => None,
+            #[cfg(feature = "cluster")]
+            Transport::Cluster(cluster) => cluster.address_of(routing_key),
+        }
     }
 
     /// Sends one command, once, to the server of this key, and waits for the reply.
@@ -91,14 +95,6 @@ impl Transport {
             Err(error) if may_not_ping(&error) => Ok(()),
             result => result.map(drop),
         }
-    }
-
-    fn node_address(&self, routing_key: &[u8]) -> Option<String> {
-        #[cfg(feature = "cluster")]
-        if let Self::Cluster(cluster) = self {
-            return cluster.address_of(redis::cluster_routing::Slot::for_key(routing_key));
-        }
-        None
     }
 
     /// Waits for a connection to the server of this key.
@@ -159,7 +155,7 @@ impl Route {
         match self {
             Self::Server(server, connection) => server.replace_refusing(connection),
             #[cfg(feature = "cluster")]
-            Self::Cluster(_, node, connection) => node.replace_refusing(connection),
+            Self::Cluster(_, node, connection) => node.connection.replace_refusing(connection),
         }
     }
 }

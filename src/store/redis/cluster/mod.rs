@@ -142,9 +142,10 @@ impl Cluster {
         owner.ok_or_else(|| refreshed.err().unwrap_or_else(unserved))
     }
 
-    /// `HOST:PORT` of the primary of a hash slot, if known.
-    pub(super) fn address_of(&self, hash_slot: HashSlot) -> Option<String> {
-        Some(self.nodes().owner(hash_slot)?.address().to_string())
+    /// `HOST:PORT` of the primary of this key, if known.
+    pub(super) fn address_of(&self, key: &[u8]) -> Option<String> {
+        let owner = self.nodes().owner(HashSlot::for_key(key))?;
+        Some(owner.address().to_string())
     }
 
     /// All primaries that serve hash slots in the current topology, of which there is at least one.

@@ -17,7 +17,7 @@ pub(in crate::store::redis) struct Node {
     address: NodeAddress,
     /// The name of its certificate, if a node gave one beside the address.
     pub(super) name: Option<String>,
-    connection: Arc<ReconnectingConnection>,
+    pub(in crate::store::redis) connection: Arc<ReconnectingConnection>,
 }
 
 /// A range of hash slots, and the primary that serves them.
@@ -38,11 +38,6 @@ impl Node {
             name,
             connection: ReconnectingConnection::new(Arc::new(target)),
         })
-    }
-
-    /// Takes another connection than this before the next command, unless one was replaced just now.
-    pub(in crate::store::redis) fn replace_refusing(&self, connection: &Connection) {
-        self.connection.replace_refusing(connection);
     }
 
     /// Waits for a usable connection.
