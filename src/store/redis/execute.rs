@@ -19,7 +19,7 @@ use crate::{
         rule::millis,
     },
     store::{
-        ANOTHER_REPLY, CallFuture, StoreFuture, TIMED_OUT,
+        ANOTHER_REPLY, StoreFuture, TIMED_OUT,
         redis::shared_calls::queued::{Queued, Task},
         sent::Sent,
     },
@@ -27,12 +27,6 @@ use crate::{
 
 /// On a cluster, all keys of one call have to share a hash slot.
 impl RedisStore {
-    pub(super) fn call_one_hash_slot(&self, operations: Vec<Operation>) -> CallFuture {
-        let sent = Sent::queued();
-        let replies = self.execute_together(operations, Some(sent.clone()));
-        StoreFuture::pending(replies).queued(Some(sent))
-    }
-
     pub(super) fn check_one_hash_slot(&self, check: &Check) -> StoreFuture<Decision> {
         self.execute_one(Task::Check(check.clone()), None, answer_of!(Check))
     }

@@ -7,7 +7,7 @@ use crate::domain::operation::answer_of;
 use crate::store::redis::deployment;
 use crate::{
     domain::{check::Check, decision::Decision},
-    store::{CallFuture, Operation, Reply, Store, StoreFuture, one_by_one},
+    store::{CallFuture, Operation, Reply, Store, StoreFuture, one_by_one, sent::Sent},
 };
 
 /// A call of several operations is one call of the script, sent at once and not shared with others. The server does
@@ -60,7 +60,10 @@ impl Store for RedisStore {
             return one_by_one(self, operations);
         }
         let index = Self::index_update(&operations, |look| self.check_one_hash_slot(look));
-        self.with_index(index, self.call_one_hash_slot(operations))
+        let sent = Sent::queued();
+        let replies = self.execute_together(operations, Some(sent.clone()));
+        let replies = StoreFuture::pending(replies).queued(Some(sent));
+        self.with_index(index, replies)
     }
 
     fn fails_apart(&self) -> bool {

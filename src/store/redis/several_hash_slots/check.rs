@@ -15,7 +15,7 @@ use std::{future::ready, time::Duration};
 use futures_util::stream::{FuturesUnordered, Stream, StreamExt, iter};
 use tokio::time::Instant;
 
-use super::{Parts, TOO_LATE, in_time, within};
+use super::{Parts, TOO_LATE, within};
 use crate::{
     domain::{
         check::Check,
@@ -140,7 +140,7 @@ impl RedisStore {
         let end = Instant::now() + LATEST;
         let mut pause = PAUSE;
         loop {
-            let mut replies = in_time(self.call(operations.clone())).await;
+            let mut replies = within(PART_TIMEOUT, self.call(operations.clone())).await;
             let returned = match &mut replies {
                 Ok(replies) => replies.pop().unwrap_or(Err(ANOTHER_REPLY)),
                 Err(error) => Err(error.clone()),

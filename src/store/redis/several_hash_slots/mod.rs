@@ -159,11 +159,8 @@ impl RedisStore {
     ) -> Result<Usage, StoreError> {
         let settle = |charges: &Vec<usize>| {
             let part = Operation::Settle(settlement.pick(charges));
-            Box::pin(in_time(self.execute_one(
-                part,
-                Some(sent.clone()),
-                answer_of!(Settle),
-            )))
+            let answer = self.execute_one(part, Some(sent.clone()), answer_of!(Settle));
+            Box::pin(within(PART_TIMEOUT, answer))
         };
         let answers = join_all(parts.charges.iter().map(settle).collect()).await;
         let mut errors = answers.iter().map(|answer| answer.as_ref().err());
@@ -222,12 +219,7 @@ fn keys(operation: &Operation) -> impl Iterator<Item = &Key> {
     charges.iter().map(Charge::key).chain(operation.key())
 }
 
-/// Waits for the answer of one part. A part that was not sent by the end of that time is never sent.
-async fn in_time<T>(answer: StoreFuture<T>) -> Result<T, StoreError> {
-    within(PART_TIMEOUT, answer).await
-}
-
-/// The same within another time.
+/// Waits for the answer of one part. A part that was not sent by the end of the time is never sent.
 async fn within<T>(time: Duration, mut answer: StoreFuture<T>) -> Result<T, StoreError> {
     match timer::within(time, &mut answer).await {
         Some(result) => result,
