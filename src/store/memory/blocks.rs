@@ -25,7 +25,7 @@ use crate::domain::{
 const SWEEP_MS: u64 = 1_000;
 
 /// The blocked identities. There are few, so one lock that checks share is enough.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Blocks {
     capacity: usize,
     tokens: Tokens,
@@ -43,10 +43,7 @@ impl Blocks {
     pub(super) fn new(capacity: usize) -> Self {
         Self {
             capacity,
-            tokens: Tokens::default(),
-            by_key: RwLock::default(),
-            has_some: AtomicBool::new(false),
-            swept_at_ms: AtomicU64::new(0),
+            ..Self::default()
         }
     }
 

@@ -9,7 +9,7 @@
 //! Two definitions with one name are two fields, so that you can see a difference between processes. There is only one
 //! key, so all of this is in one slot of a cluster.
 
-use std::{collections::HashMap, time::Duration};
+use std::collections::HashMap;
 
 use redis::Value;
 
@@ -19,14 +19,13 @@ use crate::{
         error::StoreError,
         published::{PublishedPolicy, plain_label},
         report::Account,
-        rule::millis,
         slot_id::this_process,
     },
     store::StoreFuture,
 };
 
-/// How long a definition is kept after the last process has published it.
-const KEPT: Duration = Duration::from_secs(86_400);
+/// How long a definition is kept after the last process has published it, in ms.
+const KEPT_MS: u64 = 86_400_000;
 
 /// The maximum number and total size of definitions.
 const MAX_FIELDS: usize = 256;
@@ -51,7 +50,7 @@ struct HashField {
 impl HashField {
     /// Whether no process has published the definition for too long.
     fn is_over(&self, now_ms: u64) -> bool {
-        self.seen_ms.saturating_add(millis(KEPT)) < now_ms
+        self.seen_ms.saturating_add(KEPT_MS) < now_ms
     }
 }
 
@@ -91,8 +90,7 @@ impl RedisStore {
                 return Ok(());
             }
             store.change("HSET", fields.concat()).await?;
-            let kept = millis(KEPT).to_string();
-            store.change("PEXPIRE", vec![kept]).await
+            store.change("PEXPIRE", vec![KEPT_MS.to_string()]).await
         })
     }
 

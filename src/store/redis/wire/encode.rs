@@ -60,9 +60,7 @@ const TIME_FOLLOWS: u8 = 128;
 
 /// A call of the script.
 #[derive(Debug)]
-pub(in crate::store::redis) struct Call {
-    by_hash: Cmd,
-}
+pub(in crate::store::redis) struct Call(Cmd);
 
 /// The places of strings in the bytes of a call. Most calls have few.
 type Places = SmallVec<[Range<usize>; 4]>;
@@ -125,13 +123,12 @@ impl Call {
             push_number(&mut writer.bytes, now_ms, 6);
             writer.end_arg();
         }
-        let by_hash = writer.cmd();
-        Self { by_hash }
+        Self(writer.cmd())
     }
 
     /// The key that says where the call belongs in a cluster; `None` when there is nothing to send.
     pub(in crate::store::redis) fn routing_key(&self) -> Option<&[u8]> {
-        match self.by_hash.args_iter().nth(3)? {
+        match self.0.args_iter().nth(3)? {
             Arg::Simple(key) => Some(key),
             _ => None,
         }
@@ -139,14 +136,14 @@ impl Call {
 
     /// The call by the script's hash, which a server that has not seen the script answers with `NOSCRIPT`.
     pub(in crate::store::redis) const fn by_hash(&self) -> &Cmd {
-        &self.by_hash
+        &self.0
     }
 
     /// The same call with the script itself.
     pub(in crate::store::redis) fn by_source(&self) -> Cmd {
         let mut cmd = redis::cmd("EVAL");
         cmd.arg(source());
-        for arg in self.by_hash.args_iter().skip(2) {
+        for arg in self.0.args_iter().skip(2) {
             if let Arg::Simple(arg) = arg {
                 cmd.arg(arg);
             }
