@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 
 use crate::domain::{
     charge::Charge,
-    decision::{Count, PolicyUsage, RuleUsage},
+    decision::{Count, PolicyUsage},
     policy::Policy,
     rule::Rule,
     settlement::Settlement,
@@ -160,7 +160,7 @@ impl Entry {
     ) -> bool {
         usage.rules().iter().any(|rule| {
             let (limit, end_ms) = (rule.rule().limit(), settlement.end_ms(rule));
-            self.with_section(0, spec(rule), |section| {
+            self.with_section(0, Spec::of(&rule.rule()), |section| {
                 section.change(now_ms, limit, end_ms, difference) != 0
             })
         })
@@ -176,7 +176,7 @@ impl Entry {
         counts: &mut [Count],
     ) {
         for (rule, count) in usage.rules().iter().zip(counts) {
-            let section = self.section_mut(0, spec(rule));
+            let section = self.section_mut(0, Spec::of(&rule.rule()));
             let limit = rule.rule().limit();
             section.settle(now_ms, limit, settlement.end_ms(rule), difference);
             *count = section.kept();
@@ -236,8 +236,4 @@ impl Entry {
             section.release_ms() > now_ms
         });
     }
-}
-
-fn spec(usage: &RuleUsage) -> Spec {
-    Spec::of(&usage.rule())
 }

@@ -1,6 +1,6 @@
 //! [`Locked`]: the cells of one operation, under the locks of their shards.
 
-use std::sync::MutexGuard;
+use std::sync::{MutexGuard, atomic::Ordering::Relaxed};
 
 use smallvec::SmallVec;
 
@@ -25,6 +25,7 @@ use crate::{
         engine::{Cells, StoreCells},
         entry::Entry,
     },
+    warning,
 };
 
 /// All shards of one operation, locked together, so that a check over several keys is atomic.
@@ -41,6 +42,9 @@ pub(super) struct Locked<'a> {
     /// Whether a key found no place.
     is_full: bool,
 }
+
+/// A call that finds no place logs a warning if no other did for this time.
+const QUIET_MS: u64 = 60_000;
 
 type Guards<'a> = SmallVec<[(usize, MutexGuard<'a, Shard>); 2]>;
 
@@ -142,7 +146,10 @@ impl Cells for Locked<'_> {
     fn end(&mut self) {
         self.guards.clear();
         if self.is_full {
-            self.store.warn_full(self.now_ms);
+            let last_ms = self.store.full_at_ms.swap(self.now_ms, Relaxed);
+            if last_ms.abs_diff(self.now_ms) > QUIET_MS {
+                warning::memory_full();
+            }
         }
     }
 }

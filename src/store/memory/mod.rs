@@ -8,10 +8,7 @@
 
 use std::{
     fmt,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+    sync::{Arc, Mutex, atomic::AtomicU64},
 };
 
 use self::{
@@ -28,7 +25,6 @@ use crate::{
     },
     lock::lock,
     store::{Store, StoreFuture, engine},
-    warning,
 };
 
 mod blocks;
@@ -46,9 +42,6 @@ const MAX_SHARDS: usize = 16;
 
 /// A store for fewer keys than this has one shard: hashing would fill several too unevenly.
 const MIN_SHARD: usize = 1_024;
-
-/// A call that finds no place logs a warning if no other did for this time.
-const QUIET_MS: u64 = 60_000;
 
 /// Keeps the counts in the memory of this process; cheap to clone. Clones share their counts.
 ///
@@ -184,15 +177,6 @@ impl MemoryCore {
         let counts_strikes = matches!(operation, Operation::Ban { .. } | Operation::Unblock { .. });
         let _alone = counts_strikes.then(|| lock(&self.bans));
         engine::execute(operation, &mut Locked::new(self))
-    }
-
-    /// Logs one warning about a call that found no place, unless another call found none a moment ago.
-    #[cold]
-    fn warn_full(&self, now_ms: u64) {
-        let last_ms = self.full_at_ms.swap(now_ms, Relaxed);
-        if last_ms.abs_diff(now_ms) > QUIET_MS {
-            warning::memory_full();
-        }
     }
 
     /// Executes an operation for operators. No check depends on these.

@@ -58,11 +58,12 @@ impl Reported {
         let rankings = spans.filter_map(|span| {
             let table = tables.get(&self.id(account, span))?;
             let members = table.units.iter();
-            let members = members.map(|(member, units)| (member.clone(), positive(*units)));
+            let members =
+                members.map(|(member, units)| (member.clone(), (*units).max(0).unsigned_abs()));
             Some(Ranking {
                 span,
                 members: members.collect(),
-                total: positive(table.total),
+                total: table.total.max(0).unsigned_abs(),
             })
         });
         rankings.collect()
@@ -108,10 +109,6 @@ impl Table {
             self.units.extend(all.into_iter().take(most));
         }
     }
-}
-
-fn positive(units: i64) -> u64 {
-    u64::try_from(units).unwrap_or(0)
 }
 
 #[cfg(test)]

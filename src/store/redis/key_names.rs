@@ -89,12 +89,6 @@ impl Names {
         name[self.prefix.len() + ":{".len()..name.len() - "}:".len()].to_vec()
     }
 
-    /// Writes a name of an identity with this end: the name of a policy without a number, such as blocks.
-    pub(super) fn write(&self, name: &mut Vec<u8>, policy: &str, key: &Key) {
-        self.write_start(name, key);
-        name.extend_from_slice(policy.as_bytes());
-    }
-
     /// Writes the start of all names of an identity: `<prefix>:{<kind>=<token>}:`.
     pub(super) fn write_start(&self, name: &mut Vec<u8>, key: &Key) {
         name.reserve(self.prefix.len() + MAX_KIND + MAX_PLAIN + 5);
@@ -190,10 +184,11 @@ impl Names {
         label::text(label, |label| self.hash(label).to_hex()[..32].to_owned())
     }
 
-    /// The name as a new vector.
+    /// A name of an identity with this end: the name of a policy without a number, such as blocks.
     pub(super) fn name(&self, policy: &str, key: &Key) -> Vec<u8> {
         let mut name = Vec::new();
-        self.write(&mut name, policy, key);
+        self.write_start(&mut name, key);
+        name.extend_from_slice(policy.as_bytes());
         name
     }
 

@@ -124,7 +124,8 @@ pub(super) fn code(error: &RedisError) -> Option<&str> {
     }
     let detail = error.detail().filter(|_| code == "ERR");
     let hidden = detail.and_then(|detail| detail.strip_prefix("Error running script"));
-    let named = || detail.and_then(code_of_text).unwrap_or(code);
+    let of_text = |detail: &str| TEXTS.iter().find(|it| detail.starts_with(it.0));
+    let named = || detail.and_then(of_text).map_or(code, |it| it.1);
     Some(hidden.and_then(hidden_code).unwrap_or_else(named))
 }
 
@@ -170,11 +171,6 @@ const TEXTS: [(&str, &str); 24] = [
     ("Network is unreachable", UPSTREAM),
     ("No route to host", UPSTREAM),
 ];
-
-fn code_of_text(detail: &str) -> Option<&'static str> {
-    let mut texts = TEXTS.iter();
-    Some(texts.find(|(text, _)| detail.starts_with(text))?.1)
-}
 
 fn hidden_code(text: &str) -> Option<&str> {
     let words = text.split(": ").filter_map(|part| part.split(' ').next());

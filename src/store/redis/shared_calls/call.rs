@@ -230,11 +230,7 @@ impl SharedCall {
             Some(Ok(connection)) => connection,
         };
         self.fold();
-        let Self {
-            operations,
-            waiters,
-            ..
-        } = self;
+        let (operations, waiters) = (self.operations, self.waiters);
         if operations.is_empty() {
             return Returned::default();
         }

@@ -62,18 +62,13 @@ impl SharedCalls {
         let place = InFlight(Arc::clone(self));
         // In a box: a task is moved several times before it runs, and this one takes more than 2 kB.
         let task = Box::pin(async move {
-            let Self {
-                store,
-                transport,
-                routing_key,
-                ..
-            } = &*calls;
             let connect = async {
-                let route = transport.reach(routing_key).await;
+                let route = calls.transport.reach(&calls.routing_key).await;
                 route.map_err(|error| unreached(&error))
             };
-            let execute = |route, operations| store.execute_over(route, operations);
-            call.send(place, LONGEST, connect, execute).await.answer();
+            let execute = |route, operations| calls.store.execute_over(route, operations);
+            let returned = call.send(place, LONGEST, connect, execute).await;
+            returned.answer();
         });
         background::spawn_in(&self.runtime, task);
     }

@@ -328,7 +328,8 @@ impl<'a> Writer<'a> {
     }
 
     fn push_key(&mut self, policy: &str, key: &Key) {
-        self.names.write(&mut self.bytes, policy, key);
+        self.names.write_start(&mut self.bytes, key);
+        self.bytes.extend_from_slice(policy.as_bytes());
         self.end_key();
     }
 
