@@ -30,8 +30,8 @@ pub(crate) struct BlockArgs {
 
     /// The reason, visible to all who may list blocks; at most 200 bytes [default: that of the operator's block in
     /// force]
-    #[arg(long, value_name = "TEXT", default_value = "")]
-    reason: String,
+    #[arg(long, value_name = "TEXT")]
+    reason: Option<String>,
 
     /// The person that asks for it, shown like the reason [default: USER@HOST]
     #[arg(long, value_name = "NAME")]
@@ -78,7 +78,7 @@ impl BlockArgs {
     fn request(&self, before: Option<&BlockReport>) -> BlockRequest {
         let author = self.author.clone().or_else(user_and_host);
         let earlier = before.and_then(|report| report.reason.as_deref());
-        let reason = Some(&*self.reason).filter(|reason| !reason.is_empty());
+        let reason = self.reason.as_deref().filter(|reason| !reason.is_empty());
         let reason = reason.or(earlier).unwrap_or_default();
         let request = BlockRequest::new(self.until.get()).reason(reason);
         request.author(author.as_deref().unwrap_or_default())

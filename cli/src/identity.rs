@@ -24,9 +24,10 @@ const MAX_FILE: u64 = 16 << 20;
 /// The identities in the arguments of a verb.
 #[derive(Args)]
 pub(crate) struct IdentitiesArgs {
-    /// One or several: KIND=VALUE, for instance ip=203.0.113.7, user=alice, header:x-api-key=VALUE or
-    /// cookie:session=VALUE. With - as VALUE, it is read from stdin, which keeps a secret out of the shell's history.
-    /// If you do not know the value, the form that `top` and `blocks` list: 'header=#5877c54e…'
+    /// KIND=VALUE, for instance ip=203.0.113.7, user=alice, header:x-api-key=VALUE or cookie:session=VALUE; several
+    /// for `inspect`, `explain`, `block` and `unblock`. With - as VALUE, it is read from stdin, which keeps a secret
+    /// out of the shell's history. If you do not know the value, the form that `top` and `blocks` list:
+    /// 'header=#5877c54e…'
     #[arg(value_name = "IDENTITY")]
     identities: Vec<Identity>,
 
