@@ -209,16 +209,19 @@ async fn limiter(options: &Options) -> Result<(Limiter, Option<Inspector>), Stri
         true => Arc::new(Leases::new(store)),
         false => store,
     };
-    let limiter = Limiter::new(store)
-        .timeout(options.timeout)
-        .on_failure(options.on_failure)
-        .replicas(options.replicas)
-        .cache_denials(options.deny_cache)
-        .enforce_blocks(!options.no_blocks);
+    let limiter = |store| {
+        Limiter::new(store)
+            .timeout(options.timeout)
+            .on_failure(options.on_failure)
+            .replicas(options.replicas)
+            .cache_denials(options.deny_cache)
+            .enforce_blocks(!options.no_blocks)
+    };
     if let Some(server) = options.redis.first() {
-        greet(&limiter, server, options).await;
+        // A limiter of its own: what it does not publish, its clones do not publish either.
+        greet(limiter(Arc::clone(&store)), server, options).await;
     }
-    Ok((limiter, inspector))
+    Ok((limiter(store), inspector))
 }
 
 fn innermost(options: &Options) -> Result<(Arc<dyn Store>, Option<Inspector>), String> {
@@ -275,9 +278,9 @@ fn behind(sentinels: &[ConnectionInfo], primary: RedisServer) -> Result<RedisSto
 }
 
 /// Connects, or prints that no server answers, or the right that is missing. Until then, the failure policy applies.
-async fn greet(limiter: &Limiter, server: &ConnectionInfo, options: &Options) {
+async fn greet(limiter: Limiter, server: &ConnectionInfo, options: &Options) {
     // The server itself must answer here, not the memory of this process.
-    let limiter = limiter.clone().on_failure(FailurePolicy::Closed);
+    let limiter = limiter.on_failure(FailurePolicy::Closed);
     let Ok(policy) = Policy::parse("start", "1000/1m") else {
         unreachable!("it is a rule");
     };

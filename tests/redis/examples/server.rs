@@ -121,6 +121,16 @@ async fn it_says_when_redis_goes_away_and_when_it_is_back() {
     requests.abort();
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn it_publishes_its_policies_for_the_tool() {
+    let redis = Server::start();
+    let server = Example::start(&["--redis", &redis.url()]);
+    let (status, ..) = get(&browser(), &server, "/", ["accept", "*/*"]).await;
+    assert_eq!(status, 200);
+    let are_published = || redis.run::<u64>("EXISTS sluicegate:!policies") == 1;
+    tokio::task::block_in_place(|| wait("its policies are published", are_published));
+}
+
 /// The log up to a line that has this text, or the first lines without it.
 fn logged(server: &mut Example, text: &str) -> String {
     let mut log = String::new();
