@@ -6,9 +6,9 @@ local A_DAY = 86400000 -- in ms
 
 local KEYS, ARGV = KEYS, ARGV -- globals, so dearer
 local pack, unpack, spread, try = struct.pack, struct.unpack, unpack or table.unpack, redis.pcall
-local sub, rep, format = string.sub, string.rep, string.format
+local sub, rep, format, type = string.sub, string.rep, string.format, type
 local SHADOWS, ADD, TAKE, RENEW = 1, 2, 3, 7 -- actions, for the fast path; the return of slots is behind the renewal
-local STEPS, BUCKETS, SLOTS = 1, 3, 4 -- classes of policies, for the fast path; 2 is steps with calendar rules
+local STEPS, BUCKETS, SLOTS, QUEUE = 1, 3, 4, 5 -- classes of policies, for the fast path; 2 is steps with calendar rules
 local version = ARGV[1] and string.byte(ARGV[1])
 local last_part = #ARGV -- KEYS[i] and ARGV[i] are a part: a key, and its task
 local now -- in ms
@@ -39,5 +39,7 @@ local following = last_part > 0 and read_task(ARGV[1], tasks) -- of the operatio
 local blocks_found -- how many keys of blocks exist: mostly none, which one command shows for the whole call
 local replies, reply_count = { pack('<I6', now), nil, nil, nil, nil, nil, nil, nil, nil }, 1
 local after_now -- the text of the time, as the bound of a range that begins later
-local plain, slots, buckets, steps, charge_first, usage_of, deny, fronts -- made when they are needed
+local plain, slots, buckets, steps, usage_of, deny, queue, fronts -- made when they are needed
+-- What follows from the policy `prepared` and the time: most checks of a call have one policy.
+local prepared, step, retention, places, window, start, current, number, gone, lag, ahead, release, ring_at, ring_end, gone_at
 local fast_path = true -- false in tests of the plain script

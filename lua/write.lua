@@ -5,14 +5,17 @@
 local problem, has_begun -- the server's error, and whether a write may have come before it
 if not fast_path or not reply then
   for block = next_block, blocks_found == 0 and next_block + block_count - 1 or 0 do stored[block] = false end
-  plain = plain or plain_script(now, slack, expire, tasks, stored, values, expiries, offsets, try, spread, slots_script)
+  plain = plain or rare('plain')(now, slack, expire, tasks, stored, values, expiries, offsets, try, spread, rare('slots'))
   reply, count = plain(first, last, next_block, admitted)
   if not reply then problem, has_begun = count, action >= RENEW end
 end
 
 for part = first, last do
   local key, value, expires, written = KEYS[part], values[part], expiries[part], nil
-  if value == GONE then
+  if offsets[part] then -- the rest of the value stays
+    written = try('SETRANGE', key, offsets[part], value)
+    if expires and type(written) ~= 'table' then has_begun, written = true, try(expire, key, expires - expiry_origin) end
+  elseif value == GONE then
     written = try('DEL', key)
   elseif type(value) == 'table' then -- ids of slots, each behind the text of its expiry
     for k = 1, #value do
@@ -22,9 +25,6 @@ for part = first, last do
     end
     if type(written) ~= 'table' then written = try(expire, key, slack > 0 and expires + slack or value[1][1]) end
     if type(written) ~= 'table' and action < RENEW and now % 8 == 0 then written = try('ZREMRANGEBYSCORE', key, '-inf', now) end
-  elseif value and offsets[part] then -- the rest of the value stays
-    written = try('SETRANGE', key, offsets[part], value)
-    if expires and type(written) ~= 'table' then has_begun, written = true, try(expire, key, expires - expiry_origin) end
   elseif value then
     written = try('SET', key, value, expiry_option, expires - expiry_origin)
   end

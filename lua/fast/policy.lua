@@ -19,10 +19,11 @@ local function read_policy(task, arg, tasks)
   if rules < 3 then third = 2 ^ 57 end
   return {
     first < most and first or most, rules < 2 and second or second < most and second or most,
-    rules < 3 and third or third < most and third or most, first, second, third, nil, nil, nil, -- see first.lua
+    rules < 3 and third or third < most and third or most, first, second, third,
     rules = rules, class = rules > 3 and class == 1 and 2 or class, mark = mark, arg = arg,
     shape = nil, new = nil, -- see steps.lua
     upto = string.format('%d', upto), -- in bytes, from 0, as text: the front, and the totals of the first rule
+    front = rules == 1 and '<I6I6I6I6I6I6I7I7' or rules == 2 and '<I6I6I6I6I6I6I7I7I7' or '<I6I6I6I6I6I6I7I7I7I7',
     counts = rules == 1 and '<I7' or rules == 2 and '<I7I7' or rules == 3 and '<I7I7I7' or '<' .. string.rep('I7', rules),
   }
 end

@@ -100,8 +100,8 @@ local function charge(policy, i, is_new, units, is_check)
     end
     totals[k], at = used, at + places * size
   end
-  if window then -- one window later, but at most a minute: 60000 ms
-    expires = expires + (window < 60000 and window or 60000)
+  if window then -- one window and a second later, but at most a minute: 60000 ms
+    expires = expires + (window < 59000 and window + 1000 or 60000)
     expiries[i] = expires
   end
   local counts = pack(policy.counts, spread(totals, 1, rules))

@@ -1,7 +1,9 @@
 -- The fast path's usage of keys that are not charged: those of denials, and of checks of no units.
 
+local KEYS, try, rep = KEYS, redis.pcall, string.rep -- globals, so dearer
+
 -- The first step, behind `low` and at most `high`, up to which as many units were charged since `base`. Bisection tries
--- the newest step first, and then the oldest: mostly it is one of these.
+-- the newest step first, and then the oldest: mostly it is one of these. In a queue, the first entry with such a number.
 local function first_with(units, body, at, places, entry, size, wrap, base, low, high)
   local middle, oldest = high - 1, low + 1
   while middle > low do
@@ -44,14 +46,11 @@ end
 local function usage_of(policy, i, value, units, mark, since, due, others, newest, base, first, second, third)
   local rules, arg, usage, fits, periods_at, _ = policy.rules, policy.arg, '', true, nil, nil
   if value == '' then
-    for k = 1, policy.class == 2 and rules or 0 do -- the time has to be in a period
-      if unpack('<I6', arg, 11 + rules * 7 + k * 16) >= 2 ^ 44 then
-        local stop, behind = read_period(arg, periods_at or 29 + rules * 23, now)
-        if not stop then return end
-        periods_at = behind
-      end
-    end
     for k = 1, rules do
+      if policy.class == 2 and unpack('<I6', arg, 11 + rules * 7 + k * 16) >= 2 ^ 44 then -- the time has to be in a period
+        _, periods_at = read_period(arg, periods_at or 29 + rules * 23, now)
+        if not periods_at then return end
+      end
       if units > (rules < 4 and policy[k + 3] or unpack('<I7', arg, 20 + k * 7)) then fits = false end
     end
     return fits, rep('\0', rules * 19)
@@ -106,5 +105,3 @@ local function usage_of(policy, i, value, units, mark, since, due, others, newes
   end
   return fits, usage
 end
-
-return usage_of, deny

@@ -18,7 +18,7 @@ end
 function calendar.read_details(rule, arg, at)
   local count, k, bounds = byte(arg, at), 1, {}
   at = at + 1
-  for i = 1, count do bounds[i], at = unpack(BOUNDARY, arg, at) end
+  for i = 1, count do bounds[i], at = unpack(TIME, arg, at) end
   while k <= count and bounds[k] <= now do k = k + 1 end
   if k == 1 or bounds[count] <= now + AHEAD then fail(OTHER_TIME) end
   rule.start, rule.stop = bounds[k - 1], bounds[k]

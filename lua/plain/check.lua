@@ -66,7 +66,7 @@ local function settle(parts)
     if part.are_slots then -- they stay
       reply = reply .. LONG .. take_slots(part.i, read_slots(part.i, rules[1].limit, rules[1].expiry, 1), 0, false)
     else
-      local ends = { unpack('<' .. string.rep(STEP_END, #rules), arg, #arg - #rules * STEP_END_SIZE + 1) }
+      local ends = { unpack('<' .. string.rep('I6', #rules), arg, #arg - #rules * TIME_SIZE + 1) }
       read(part)
       for k, rule in ipairs(rules) do
         local section = part.sections[k]

@@ -15,11 +15,7 @@
 -- besides, and steps have `body`, which sets the bytes of that name: see their files. Slots are no sections, and
 -- `slots.lua` has all about them. A section has `rule`, and as stored `used`, `newest`, `base` and `body`.
 
-local concurrency = {}
-
-function concurrency.new(rule, _, expiry)
-  rule.expiry = expiry
-end
+local concurrency = { new = function(rule, _, expiry) rule.expiry = expiry end }
 
 local KINDS = {
   [0] = steps,
@@ -30,13 +26,7 @@ local KINDS = {
 
 -- A kind that a later version has added: the sections are carried along until the key expires, so that two versions
 -- of a service can share the key.
-local unknown = {}
-
-function unknown.new(rule)
-  rule.window = 0
-end
-
-function unknown.advance() end
+local unknown = { new = function(rule) rule.window = 0 end, advance = function() end }
 
 function unknown.describe(section)
   section.units, section.due, section.start, section.release = section.used, 0, now, section.expires

@@ -2,17 +2,15 @@
 
 local SHADOWS, TAKE = 1, 3
 
-local function reset(parts)
-  values[parts[1].i] = GONE
-  return DONE
-end
-
 local OPERATIONS = {
   [0] = check,
   [SHADOWS] = check,
   [2] = settle, -- adds units
   [TAKE] = settle,
-  [4] = reset,
+  [4] = function(parts) -- reset
+    values[parts[1].i] = GONE
+    return DONE
+  end,
   [5] = function(parts) return block_until(parts, math.min(now + parts[1].units, LAST)) end, -- for a time
   [6] = function(parts) return block_until(parts, parts[1].units) end,
   [7] = function(parts) return renew_or_return(parts, true) end,

@@ -9,8 +9,8 @@
 --
 -- Both count modulo `wrap`. Bisection over totals finds when a cost fits: no work grows with the time that has passed.
 
-local NARROW = { format = 'I2', size = 2, wrap = 2 ^ 16 }
-local WIDE = { format = 'I7', size = 7, wrap = 2 ^ 53 } -- where more units are used
+local NARROW = { format = 'I2', size = 2, entry = '<I6I2', wrap = 2 ^ 16 }
+local WIDE = { format = 'I7', size = 7, entry = '<I6I7', wrap = 2 ^ 53 } -- where more units are used
 local MOST_PLACES = 256 -- of a ring
 
 -- The units up to the end of a step, of those that the value had when it was read.
@@ -28,19 +28,24 @@ local function units_until(section, number)
   return units_read(section, number) - section.released_units - taken
 end
 
--- Returns the number of the first step up to whose end the total is at least `units`, which are more than 0.
-local function first_with(section, units)
-  local low, high = math.max(section.released, section.read_newest - section.rule.places - 1), nil
-  high = section.newest / section.rule.step
+-- The first whole number behind `low` that is right; `high` is. Numbers behind a right one are right, too.
+local function first(low, high, is_right)
   while high - low > 1 do
     local middle = math.floor((low + high) / 2)
-    if units_until(section, middle) >= units then high = middle else low = middle end
+    if is_right(middle) then high = middle else low = middle end
   end
   return high
 end
 
+-- Returns the number of the first step up to whose end the total is at least `units`, which are more than 0.
+local function first_with(section, units)
+  local low = math.max(section.released, section.read_newest - section.rule.places - 1)
+  local newest = section.newest / section.rule.step
+  return first(low, newest, function(number) return units_until(section, number) >= units end)
+end
+
 -- A ring has a place for each step that can count beside the newest: for the step with this number, the place
--- `number % places`.
+-- `number % places`. That of a fixed rule has none.
 local ring = {}
 
 function ring.width(section)
@@ -69,44 +74,33 @@ function queue.width(section)
   return byte(section.body) == WIDE.size and WIDE or NARROW
 end
 
--- Returns the place of the i-th entry, and the format of an entry.
-local function entry_at(section, i)
-  return 2 + (i - 1) * (6 + section.width.size), '<I6' .. section.width.format
+-- The number and the total of the entry with this index.
+local function entry_of(section, i)
+  return unpack(section.width.entry, section.body, 2 + (i - 1) * (6 + section.width.size))
 end
 
 -- The index of the first entry with at least this number.
 local function position(section, number)
-  local low, high = 0, math.floor(#section.body / (6 + section.width.size)) + 1
-  while high - low > 1 do
-    local middle = math.floor((low + high) / 2)
-    local at, format = entry_at(section, middle)
-    if unpack(format, section.body, at) < number then low = middle else high = middle end
-  end
-  return high
+  local low, count = 0, math.floor(#section.body / (6 + section.width.size))
+  return first(low, count + 1, function(i) return entry_of(section, i) >= number end)
 end
 
 function queue.total(section, number)
   local i = position(section, number + 1) - 1
-  if i == 0 then return section.base end
-  local at, format = entry_at(section, i)
-  local _, total = unpack(format, section.body, at)
-  return total
+  return i == 0 and section.base or select(2, entry_of(section, i))
 end
 
 function queue.bytes(section, width)
   local newest, from = section.newest / section.rule.step, section.width == width and section.taken_from or 0
-  local first, last = position(section, section.released + 1), position(section, newest)
-  local changed = math.max(first, math.min(position(section, from), last))
-  local entries = { string.char(width.size) .. sub(section.body, entry_at(section, first), entry_at(section, changed) - 1) }
+  local kept, last, size = position(section, section.released + 1), position(section, newest), 6 + section.width.size
+  local changed = math.max(kept, math.min(position(section, from), last))
+  local entries = { string.char(width.size) .. sub(section.body, 2 + (kept - 1) * size, 1 + (changed - 1) * size) }
   local base = (section.base - width.wrap + section.released_units) % width.wrap -- in this order always exact
   local function add(number)
     local total = (base - width.wrap + units_until(section, number)) % width.wrap
-    entries[#entries + 1] = pack('<I6' .. width.format, number, total)
+    entries[#entries + 1] = pack(width.entry, number, total)
   end
-  for i = changed, last - 1 do
-    local at, format = entry_at(section, i)
-    add((unpack(format, section.body, at)))
-  end
+  for i = changed, last - 1 do add((entry_of(section, i))) end
   if section.read_used > 0 and section.read_newest > section.released and section.read_newest < newest then
     add(section.read_newest)
   end
@@ -114,18 +108,12 @@ function queue.bytes(section, width)
   return table.concat(entries)
 end
 
--- A fixed rule has no earlier steps.
-local none = {
-  width = function() return NARROW end,
-  bytes = function() return '' end,
-}
-
 local steps = {}
 
 function steps.new(rule, step, retention)
   rule.step, rule.retention, rule.window = step, retention, math.max(step, retention)
   rule.places = math.ceil(retention / step)
-  rule.totals = rule.places == 0 and none or rule.places <= MOST_PLACES and ring or queue
+  rule.totals = rule.places <= MOST_PLACES and ring or queue
 end
 
 -- If the clock has stepped back, time stands still until the clock has caught up. A step that is further ahead than is

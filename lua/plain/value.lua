@@ -8,14 +8,6 @@ local function get(i)
   return value
 end
 
--- A section. All fields have a value at once, which is cheaper than to add them later.
-local function new_section(label, used, newest, base, body, expires)
-  return {
-    rule = nil, label = label, used = used, newest = newest, base = base, body = body, expires = expires,
-    units = 0, due = 0, start = 0, release = 0, needs_wide = false,
-  }
-end
-
 -- The sections of a value, by label and in order; and when the key expires. The first head stands in the front, each
 -- other before the body.
 local function parse(value)
@@ -30,7 +22,7 @@ local function parse(value)
     if k > 1 then newest, base, at = unpack(HEAD, value, at) end
     used, size = unpack(COUNT, value, used_at + (k - 1) * 7), unpack(BODY_SIZE, value, label_at + LABEL_SIZE)
     local label, body = sub(value, label_at, label_at + LABEL_SIZE - 1), sub(value, at, at + size - 1)
-    local section = new_section(label, used, newest, base, body, expires)
+    local section = { label = label, used = used, newest = newest, base = base, body = body, expires = expires }
     sections[k], sections[label], at = section, section, at + size
   end
   if count == 0 or at ~= labels_at or byte(value, -1) ~= VALUE_VERSION then fail(UNREADABLE) end
@@ -54,7 +46,7 @@ local function read(part)
   if value and value ~= '' then held, part.expires = parse(value) end -- nor does the fast path tell an empty value from none
   if part.expires <= now then held, part.expires = {}, 0 end -- nothing counts
   for k, rule in ipairs(part.rules) do
-    sections[k] = update(held[rule.label] or new_section(rule.label, 0, 0, 0, '', 0), rule)
+    sections[k] = update(held[rule.label] or { label = rule.label, used = 0, newest = 0, base = 0, body = '' }, rule)
   end
   for _, section in ipairs(held) do
     if not section.rule and #sections < MOST_SECTIONS then
@@ -90,7 +82,7 @@ local function write(part)
   end
   local expires, release = part.expires, latest.release
   if expires < release or expires > release + A_MINUTE then
-    expires = release + math.min(latest.rule.window, A_MINUTE)
+    expires = release + math.min(latest.rule.window + A_SECOND, A_MINUTE)
   end
   if expires % 1 ~= 0 or expires <= now or expires >= 2 ^ 48 then fail(UNREADABLE) end -- from spoiled times
   expiries[part.i] = expires

@@ -4,8 +4,8 @@ use std::{collections::HashMap, time::SystemTime};
 
 use sluicegate::store::redis::inspect::{StoredValue, decide};
 use support::{
-    blocks, contract, contract::patient, hand_over, kinds, prelude::*, rows::play_and,
-    stored::assert_written,
+    blocks, contract, contract::patient, hand_over, history::move_clock, kinds, prelude::*,
+    rows::play_and, stored::assert_written,
 };
 
 use super::Script;
@@ -36,6 +36,7 @@ pub(super) async fn all(script: &Script) {
     }
     bans_are_those_of_the_memory_store(script).await;
     the_second_of_three_rules_denies_as_it_does_in_memory(script).await;
+    a_rule_with_a_queue_decides_as_it_does_in_memory(script).await;
     levels_stop_at_255(script).await;
     a_policy_may_stand_in_the_257th_part(script).await;
     the_servers_clock_decides(script).await;
@@ -232,6 +233,9 @@ async fn sections_of_a_later_kind_are_carried_along(script: &Script) {
         assert_eq!(later(&written), later(&value), "{at_ms}");
         assert!(gone_ms(script) >= first_ms, "{at_ms}");
     }
+    script.clock.set(gone_ms(script) - 1);
+    check(&script.store, &minute, 1).await;
+    assert_eq!(later(&script.server.value(NAME).unwrap()), later(&value));
     script.clock.set(gone_ms(script));
     check(&script.store, &minute, 1).await;
     let value = script.server.value(NAME).unwrap();
@@ -392,6 +396,38 @@ async fn the_second_of_three_rules_denies_as_it_does_in_memory(script: &Script) 
             let said = script.store.check(&check).await.unwrap();
             let right = memory.check(&check).await.unwrap();
             assert_eq!(Outcome::from(&said), Outcome::from(&right), "step {step}");
+        }
+    }
+}
+
+/// Of one key, and beside another, on either side, which may deny. The clock steps back at times.
+async fn a_rule_with_a_queue_decides_as_it_does_in_memory(script: &Script) {
+    for limit in [5, 30, 30_000, 65_540, 700_000] {
+        script.start(START_MS);
+        let memory = MemoryStore::new().clock(script.clock.clone());
+        let precision = ["3ms", "exact"][usize::from(limit % 3 == 2)];
+        let (queue, cost) = (policy(&format!("{limit}/1s@{precision}")), limit / 5);
+        let ring = support::prelude::policy("q", "3/1s@100ms");
+        let mut before = None;
+        for step in 0..600 {
+            let gap_ms = [0, 0, 1, 90, 7, 0, 110, 3, 300, 0, 30, -20, 89][step % 13];
+            move_clock(&script.clock, [gap_ms, 1_001][usize::from(step % 50 == 0)]);
+            let cost = [cost, cost, 0, 1, 2 * cost, limit + 1][step % 6];
+            let mut charges = vec![Charge::new(&queue, alice(), cost)];
+            if step % 5 > 2 {
+                charges.insert(step % 2, Charge::new(&ring, Key::new("user", "bob"), 1));
+            }
+            let check = Check::new(charges).unwrap();
+            let said = script.store.check(&check).await.unwrap();
+            let right = memory.check(&check).await.unwrap();
+            assert_eq!(Outcome::from(&said), Outcome::from(&right), "step {step}");
+            let written = script.server.written().remove(NAME.as_bytes());
+            if let Some((value, gone_ms)) = written.as_ref().filter(|_| written != before) {
+                let was = before.as_ref().map(|it: &(Vec<u8>, u64)| &it.0[..]);
+                let now_ms = script.clock.now_ms();
+                assert_written(value, *gone_ms, now_ms, Some(was), queue.rules());
+            }
+            before = written;
         }
     }
 }

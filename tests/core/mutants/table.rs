@@ -41,7 +41,8 @@ used = used - #found =>
 not is_denied and count or 0 => count or 0
 # plain/formats.lua
 MOST_UNITS = 9007199254740991 => MOST_UNITS = 9007199254740990
-A_MINUTE = 60000 => A_MINUTE = 59999
+A_MINUTE = 1000, 60000 => A_MINUTE = 1000, 59999
+A_MINUTE = 1000, 60000 => A_MINUTE = 999, 60000
 MOST_SECTIONS = 255 => MOST_SECTIONS = 254
 LIMIT, LIMIT_SIZE = '<I7', 7 => LIMIT, LIMIT_SIZE = '<I6', 7
 error({ reason = reason }) => error(reason)
@@ -91,8 +92,8 @@ first, count = last + 1, 0 end => first = last + 1 end
 wide, base, units, used, second, third) => wide, base, units, used, second, 0)
 not fits and count > 1 then => false then
 (wide == 0 or wide == 1) => true
-totals <= policy[wide * 3 + 2] and thirds => thirds
-totals <= policy[wide * 3 + 2] => totals <= policy[5]
+second + units <= policy[wide * 3 + 2] and third => third
+second + units <= policy[wide * 3 + 2] => second + units <= policy[5]
 now < due and total <= policy[wide * 3 + 1] then => now < due and total <= policy[4] then
 if fit and now < due and => if fit and now <= due and
 if usage and not are_in then => if usage then
@@ -101,6 +102,15 @@ later.units * count => task.units * count
 #value > 63 and unpack('<I6', value) == policy.mark => #value > 63
 is_check and units or -2 ^ 60 => units
 is_charge = units > 0 and not denied => is_charge = units > 0
+newest <= current and #value >= ring_end => #value >= ring_end
+if newest + retention <= now then => if newest + retention < now then
+used, base, head, tail = 0, 0, '', rep => used, base, head, tail = 0, base, '', rep
+if gone >= newest_number - places then => if gone > newest_number - places then
+if rules > 1 then second, third = second + units, third + units end =>
+if used <= policy[1] then => if true then
+window + 1000 => window
+lag > 0 and start + lag > now and => lag > 0 and
+if last > first then again => if false then again
 # fast/steps.lua
 if gone >= number then return 0, 0 end => if gone > number then return 0, 0 end
 if newest + rule.lag <= now then\n      if step => if newest <= now then\n      if step
@@ -114,13 +124,6 @@ rule.lag <= now or newest ~= now - now % rule.step + rule.step then => rule.lag 
 if totals[k] <= before then return end => if totals[k] < before then return end
 policy.new = is_check and { => policy.new = {
 if not is_new then used => if true then used
-# fast/first.lua
-newest > current or #value => #value
-if newest + retention <= now then => if newest + retention < now then
-used, base, changed = 0, 0, rep('\0\0', places) => used, base = 0, 0
-if gone >= number - places then => if gone > number - places then
-if used + units > policy[1] then return end =>
-lag > 0 and current - step + lag > now => lag > 0
 # fast/usage.lua
 #body - 1 - rules * 16 - bytes => #body - rules * 16 - bytes
 base = unpack('<I7', body, at - 7) => base = 0
@@ -135,6 +138,18 @@ over <= 0 and now < due and not is_calendar => over <= 0 and now < due
 if newest % step > 0 or => if
 gone > number - places - 1 and gone or number - places - 1 => number - places - 1
 at + places * size, others => at + places * size, due
+# fast/queue.lua
+newest > start + step or =>
+if gone >= number then => if gone > number then
+used, base = 0, 0 => base = 0
+first_with(gone + 1 => first_with(gone
+if kept > 1 then base => if kept > 2 then base
+used = (total - base) % 65536 => used = total - base
+units == 0 or is_denied => units == 0
+place > count and number => place >= count and number
+if used + units > 65535 then return end =>
+lag > 0 and start + lag > now and => lag > 0 and
+#body) => #body - 1)
 # fast/policy.lua
 if class == 0 then return false end =>
 local most = 65535 => local most = 65536
@@ -147,11 +162,11 @@ while i <= count and bounds[i] <= now do => while i <= count and bounds[i] < now
 # fast/bucket.lua
 if gained < 0 then return end =>
 fits and units <= ( => fits and units < (
-fits = fits and units => fits = units
+fits, usage = fits and units => fits, usage = units
 k == 1 and 6 or rules + 4 + k * 2 => 6
 to_fill - to_fill % 1 => to_fill
-* shape[k * 2]\n => * shape[k * 2 - 1]\n
-- missing) / shape[k * 2 - 1] => - missing) / shape[k * 2 - 1] + 1
+or 0)) * refill => or 0)) * period
+- missing) / period => - missing) / period + 1
 # task.lua
 action % JOINED => action
 JOINED = 16 => JOINED = 8
@@ -178,6 +193,6 @@ TAKE, RENEW = 1, 2, 3, 7 => TAKE, RENEW = 1, 3, 2, 7
 TAKE, RENEW = 1, 2, 3, 7 => TAKE, RENEW = 1, 2, 3, 5
 local GONE = '' => local GONE = '-'
 local blocks_found -- => local blocks_found = 0 --
-STEPS, BUCKETS, SLOTS = 1, 3, 4 => STEPS, BUCKETS, SLOTS = 2, 3, 4
-STEPS, BUCKETS, SLOTS = 1, 3, 4 => STEPS, BUCKETS, SLOTS = 1, 4, 3
+SLOTS, QUEUE = 1, 3, 4, 5 => SLOTS, QUEUE = 2, 3, 4, 5
+SLOTS, QUEUE = 1, 3, 4, 5 => SLOTS, QUEUE = 1, 4, 3, 5
 "#;

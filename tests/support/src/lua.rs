@@ -198,8 +198,8 @@ impl LuaServer {
 
     /// The same server with the fast path alone, which is an error where it would hand over.
     pub fn fast(&self) -> Self {
-        let error = format!("error('{HANDED_OVER}') or plain_script");
-        self.clone().changing("plain or plain_script", &error)
+        let error = format!("error('{HANDED_OVER}') or rare('plain')");
+        self.clone().changing("plain or rare('plain')", &error)
     }
 
     /// Compiles a script and forgets it. Panics if it is no Lua.

@@ -128,6 +128,7 @@ pub async fn foretells_the_script(store: &RedisStore, clock: &ManualClock, histo
     }
 }
 
+const A_SECOND_MS: u64 = 1_000;
 const A_MINUTE_MS: u64 = 60_000;
 
 /// The numbers of a value, and of each section the size of its entries and how many units are used, by label.
@@ -309,18 +310,15 @@ pub fn assert_sections(value: &[u8], rules: &[Rule]) {
     }
 }
 
-/// How long units of a section count, about, at most a minute; that of a bucket depends on the rule that wrote it last.
+/// How long units count, about, and a second, at most a minute; that of a bucket depends on the rule that wrote it last.
 fn windows_of(section: &Section, rules: &[Rule]) -> Vec<u64> {
     let rule = section.rule(0);
+    let slack_ms = |window_ms: u64| (window_ms + A_SECOND_MS).min(A_MINUTE_MS);
     let Some(refill) = rule.refill() else {
-        let window_ms = if rule.in_calendar().is_some() {
-            A_MINUTE_MS
-        } else {
-            ms(rule.window())
-        };
-        return vec![window_ms.min(A_MINUTE_MS)];
+        let of_steps_ms = rule.in_calendar().is_none().then(|| ms(rule.window()));
+        return vec![slack_ms(of_steps_ms.unwrap_or(A_MINUTE_MS))];
     };
     let limits = rules.iter().filter(|it| section.is_of(it)).map(Rule::limit);
     let windows = limits.map(|it| it * ms(rule.window()) / refill);
-    windows.chain([0]).map(|it| it.min(A_MINUTE_MS)).collect()
+    windows.chain([0]).map(slack_ms).collect()
 }

@@ -10,7 +10,7 @@ use crate::{
     store::engine::Places,
 };
 
-/// How the fast path decides under a rule, and the bytes of the totals that a new section has.
+/// How the fast path decides under a rule, and the bytes of the totals that a new section has; of a queue, the most of a value.
 struct Part {
     label: [u64; 2],
     class: u8,
@@ -22,6 +22,8 @@ const STEPS: u8 = 1;
 const STEPS_AND_CALENDARS: u8 = 2;
 const BUCKETS: u8 = 3;
 const SLOTS: u8 = 4;
+/// Of one rule.
+const QUEUE: u8 = 5;
 
 impl Part {
     fn of(rule: &Rule) -> Self {
@@ -30,7 +32,7 @@ impl Part {
             Spec::Steps(spec) => match Places::of(spec) {
                 Places::None => (STEPS, 0),
                 Places::Ring(places) => (STEPS, 2 * places.get()),
-                Places::Queue => (0, 0),
+                Places::Queue => (QUEUE, 1 << 16), // as much as the fast path reads
             },
             Spec::Calendar(_) => (STEPS_AND_CALENDARS, 0),
             Spec::Bucket(_) => (BUCKETS, 0),
@@ -84,6 +86,7 @@ fn class(parts: &[Part]) -> u8 {
     let (least, most) = (classes().min().unwrap_or(0), classes().max().unwrap_or(0));
     match (least, most) {
         (STEPS, STEPS_AND_CALENDARS) => STEPS_AND_CALENDARS,
+        (QUEUE, QUEUE) if parts.len() > 1 => 0,
         _ if least == most => least,
         _ => 0,
     }
@@ -96,5 +99,5 @@ fn last_read(rules: &[Rule], first_size: u64) -> u64 {
     let count = rules.len() as u64;
     let is_bucket = rules[0].refill().is_some();
     let others = if is_bucket { (count - 1) * head } else { 0 };
-    (front + count * count_size + others + first_size).max(front + 3 * count_size) - 1
+    (front + count * count_size + others + first_size).clamp(front + 3 * count_size, 1 << 16) - 1
 }
