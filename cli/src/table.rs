@@ -206,7 +206,7 @@ fn line(row: &[Cell], widths: &[usize], gap: &str) -> String {
             } else {
                 ("", &*blanks)
             };
-            let style = cell.style;
+            let style = if part.is_empty() { PLAIN } else { cell.style };
             let _ = write!(line, "{before}{style}{part}{style:#}{after}{gap}");
         }
         lines += &line.trim_end().replace('\u{a0}', " ");
@@ -228,4 +228,18 @@ fn broken(text: &str, width: usize) -> Vec<String> {
         }
     }
     lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::BAD;
+
+    #[test]
+    fn no_line_ends_with_a_blank() {
+        let mut table = Table::new(["identity", "denied for"]);
+        table.row(["user=alice".into(), Cell::from("").style(BAD)]);
+        let text = anstream::adapter::strip_str(&table.text(80)).to_string();
+        assert!(text.lines().all(|line| line == line.trim_end()), "{text:?}");
+    }
 }
