@@ -1,9 +1,8 @@
 //! [`Token`]: a keyed hash that replaces a policy's name and a key.
 
-use std::hash::{BuildHasher, BuildHasherDefault, Hasher, RandomState};
+use std::hash::{BuildHasher, BuildHasherDefault, Hash, Hasher, RandomState};
 
-use siphasher::sip128::SipHasher13;
-use smallvec::SmallVec;
+use siphasher::sip128::{Hasher128, SipHasher13};
 
 use crate::domain::key::Key;
 
@@ -11,7 +10,7 @@ use crate::domain::key::Key;
 /// aim at a token, and the token has no meaning outside this process.
 pub(super) type Token = (u64, u64);
 
-/// Longer identities are joined on the heap.
+/// The maximum length of an identity, with three bytes for the header, that is joined on the stack.
 const SHORT: usize = 128;
 
 /// Makes tokens. Each process makes other ones.
@@ -30,17 +29,38 @@ impl Default for Tokens {
 }
 
 impl Tokens {
-    /// Joins the parts first, because hashing them separately takes longer. Their lengths go first, and the secrecy, so that
-    /// `("a", "bc")` and `("ab", "c")` stay apart.
+    /// Joins a short identity first, because hashing the parts separately takes longer. The length decides, so an
+    /// identity is always hashed in the same way.
     pub(super) fn token(&self, policy: &str, key: &Key) -> Token {
-        let lengths = (policy.len() as u64) << 32 | key.kind().len() as u64;
-        let header = lengths << 1 | u64::from(key.is_secret());
-        let mut identity = SmallVec::<[u8; SHORT]>::from_slice(&header.to_le_bytes());
-        for part in [policy.as_bytes(), key.kind().as_bytes(), key.value()] {
-            identity.extend_from_slice(part);
+        let mut short = [0; SHORT];
+        match put_together(policy, key, &mut short) {
+            Some(identity) => self.hasher.hash(identity).as_u64(),
+            None => {
+                let mut hasher = self.hasher;
+                (policy, key).hash(&mut hasher);
+                hasher.finish128().as_u64()
+            }
         }
-        self.hasher.hash(&identity).as_u64()
     }
+}
+
+/// A header of two lengths and the secrecy, then the parts, so that `("a", "bc")` and `("ab", "c")` stay apart. `None`
+/// if the identity is not short.
+fn put_together<'a>(policy: &str, key: &Key, short: &'a mut [u8; SHORT]) -> Option<&'a [u8]> {
+    let parts = [policy.as_bytes(), key.kind().as_bytes(), key.value()];
+    let header = [
+        u8::try_from(policy.len()).ok()?,
+        u8::try_from(key.kind().len()).ok()?,
+        u8::from(key.is_secret()),
+    ];
+    let mut end = header.len();
+    short[..end].copy_from_slice(&header);
+    for part in parts {
+        let start = end;
+        end += part.len();
+        short.get_mut(start..end)?.copy_from_slice(part);
+    }
+    Some(&short[..end])
 }
 
 /// For maps indexed by tokens: half of a token is as good as any hash.
