@@ -139,6 +139,9 @@ if newest % step > 0 or => if
 gone > number - places - 1 and gone or number - places - 1 => number - places - 1
 at + places * size, others => at + places * size, due
 # fast/queue.lua
+mark ~= policy.mark or newest => newest
+retention + 1000 => retention
+used > 0 and newest <= start => used > 0
 newest > start + step or =>
 if gone >= number then => if gone > number then
 used, base = 0, 0 => base = 0
