@@ -249,24 +249,22 @@ impl Limiter {
         if check.takes_slots() {
             asked.slots_at_ms = NonZeroU64::new(clock::now_ms().max(1));
         }
-        let recalled = match inner.caches_denials {
-            true => refusals.recall(&check, &inner.denial_clock),
-            false => Err(None),
-        };
-        let call = match recalled {
-            Ok(denial) => inner.guarded.uncalled(Ok(denial)),
-            Err(question) => {
-                asked.question = question;
-                let info = || CallInfo::new(kind, &check);
-                let begin = |store: &dyn Store| store.check(&check);
-                let time = match ask {
-                    Ask::Try(time) => time,
-                    Ask::Once | Ask::Waiting => inner.guarded.timeout,
-                };
-                inner.guarded.call(To::Store(time), info, begin)
+        if inner.caches_denials {
+            match refusals.recall(&check, &inner.denial_clock) {
+                Ok(denial) => {
+                    let answer = inner.guarded.uncalled(Ok(denial));
+                    return MaybeReady::ready(self.resolve(&check, answer, asked, None));
+                }
+                Err(question) => asked.question = question,
             }
+        }
+        let time = match ask {
+            Ask::Try(time) => time,
+            Ask::Once | Ask::Waiting => inner.guarded.timeout,
         };
-        match call {
+        let info = || CallInfo::new(kind, &check);
+        let begin = |store: &dyn Store| store.check(&check);
+        match inner.guarded.call(To::Store(time), info, begin) {
             Calling::Ready(answer) => MaybeReady::ready(self.resolve(&check, answer, asked, None)),
             Calling::Waits(call) => MaybeReady::pending(Deciding {
                 limiter: self.clone(),

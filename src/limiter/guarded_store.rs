@@ -98,9 +98,11 @@ impl GuardedStore {
     ) -> Calling<T> {
         let (store, timeout, permit) = match to {
             To::Local(store) => (store, self.timeout, None),
-            To::Store(Duration::ZERO) => return self.uncalled(Err(TIMED_OUT.unsent_if(true))),
+            To::Store(Duration::ZERO) => {
+                return Calling::Ready(self.uncalled(Err(TIMED_OUT.unsent_if(true))));
+            }
             To::Store(timeout) => match self.breaker.permit() {
-                None => return self.uncalled(Err(CIRCUIT_OPEN)),
+                None => return Calling::Ready(self.uncalled(Err(CIRCUIT_OPEN))),
                 permit => (&*self.store, timeout, permit),
             },
         };
@@ -130,11 +132,9 @@ impl GuardedStore {
 
     /// An answer without a call.
     #[cold]
-    pub(super) fn uncalled<T>(&self, result: Result<T, StoreError>) -> Calling<T> {
-        Calling::Ready(Answer {
-            result,
-            timing: self.start().map(Timing::since),
-        })
+    pub(super) fn uncalled<T>(&self, result: Result<T, StoreError>) -> Answer<T> {
+        let timing = self.start().map(Timing::since);
+        Answer { result, timing }
     }
 
     /// Makes a call that no request waits for, and reports its end.

@@ -181,8 +181,11 @@ impl Limiter {
         let lowered = charges.filter(|(charge, cost)| **cost < charge.cost());
         let _given_back = self.giving_back(lowered.map(|(charge, _)| charge), 0);
         let settle = |store: &dyn Store| store.execute(Operation::Settle(part.clone()));
-        let mut call = CallInfo::new(CallKind::Settle, part.check());
-        (call.final_costs, call.shares_call) = (part.costs(), place > 0);
+        let call = CallInfo {
+            final_costs: part.costs(),
+            shares_call: place > 0,
+            ..CallInfo::new(CallKind::Settle, part.check())
+        };
         let to = self.where_decided(is_local, timeout);
         let answer = inner.guarded.answer(to, call, settle, answer_of!(Settle));
         let Answer { result, timing } = answer.await;

@@ -200,10 +200,10 @@ impl<T> StoreFuture<T> {
     }
 
     /// The same answer to an operation that may wait for its turn.
+    #[cfg(feature = "redis")]
     pub(crate) fn queued(self, sent: Option<Sent>) -> Self {
         match self.0 {
             Answer::Any(answer, _) => Self(Answer::Any(answer, sent)),
-            #[cfg(feature = "redis")]
             queued @ Answer::Queued(_) => Self(queued),
         }
     }
