@@ -1,11 +1,6 @@
 //! Settling: sets the final costs of an admitted check.
 
-use std::{
-    cell::Cell,
-    pin::Pin,
-    task::{Context, Poll, ready},
-    time::Duration,
-};
+use std::{cell::Cell, pin::Pin, time::Duration};
 
 use tokio::time::Instant;
 
@@ -117,17 +112,21 @@ impl Limiter {
     async fn settle_within(&self, parts: Vec<Settlement>) -> Vec<Ended> {
         let settling = parts.into_iter().enumerate().map(|(place, part)| {
             let (limiter, timeout) = (self.clone(), self.call_timeout());
-            let settling = async move {
+            Box::pin(async move {
                 let settled = limiter.settle_once(&part, place, timeout).await;
                 (part, settled)
-            };
-            Settling {
-                limiter: self,
-                place,
-                settling: Some(Box::pin(settling)),
-            }
+            })
         });
-        join_all(settling.collect()).await
+        let mut goes_on = GoesOn {
+            limiter: self,
+            settling: Some(Box::pin(join_all(settling.collect()))),
+        };
+        let Some(settling) = &mut goes_on.settling else {
+            return Vec::new();
+        };
+        let ended = settling.await;
+        goes_on.settling = None;
+        ended
     }
 
     /// Settles these parts of a check, each within `each`. An error goes to the observer, and the charge stays.
@@ -217,39 +216,24 @@ impl Limiter {
     }
 }
 
-/// A settlement that goes on in the background if its caller leaves.
-struct Settling<'a> {
+/// The settlements of a check, which go on in the background if their caller leaves.
+struct GoesOn<'a> {
     limiter: &'a Limiter,
-    place: usize,
-    /// `None` when it has ended.
-    settling: Option<Pin<Box<dyn Future<Output = Ended> + Send>>>,
+    /// `None` when all have ended.
+    settling: Option<Pin<Box<dyn Future<Output = Vec<Ended>> + Send>>>,
 }
 
-impl Future for Settling<'_> {
-    type Output = Ended;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Ended> {
-        let Some(settling) = &mut self.settling else {
-            panic!("polled after completion");
-        };
-        let ended = ready!(settling.as_mut().poll(cx));
-        self.settling = None;
-        Poll::Ready(ended)
-    }
-}
-
-impl Drop for Settling<'_> {
+impl Drop for GoesOn<'_> {
     fn drop(&mut self) {
         let Some(settling) = self.settling.take() else {
             return;
         };
-        let (limiter, place) = (self.limiter.clone(), self.place);
+        let limiter = self.limiter.clone();
         self.limiter.in_background(async move {
-            let (part, settled) = settling.await;
-            if unsent(&settled).is_some() {
-                let each = limiter.call_timeout();
-                limiter.settle_patiently(part, place, each).await;
-            }
+            let ended = settling.await.into_iter();
+            let unsent = ended.filter(|(_, settled)| unsent(settled).is_some());
+            let parts = unsent.map(|(part, _)| part).collect();
+            limiter.settle_in_background(parts, limiter.call_timeout());
         });
     }
 }

@@ -2,7 +2,10 @@
 
 use std::collections::VecDeque;
 
+use futures::FutureExt as _;
 use support::prelude::*;
+
+const LATE: Duration = Duration::from_millis(10);
 
 /// A memory store with scripted failures of settlements: `true` means that the settlement was not sent.
 fn failing(failures: impl Into<VecDeque<bool>>) -> Limiter {
@@ -95,6 +98,29 @@ async fn in_the_background_a_part_that_was_not_sent_is_tried_again_beside_one_th
             "{failures:?}"
         );
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_caller_that_leaves_one_part_leaves_the_other_to_be_tried_again() {
+    let policy = policy("api", "10/1h");
+    let shadow = Policy::parse("trial", "10/1h").unwrap().shadow();
+    let fates = [Fate::Fails(unavailable().unsent()), Fate::Late(LATE)];
+    let fates = Mutex::new(VecDeque::from(fates));
+    let limiter = support::limiter(Fated::new(MemoryStore::new(), move |asked| match asked {
+        Asked::Execute(Operation::Settle(_)) => {
+            let fate = fates.lock().unwrap().pop_front();
+            fate.unwrap_or(Fate::Answered)
+        }
+        _ => Fate::Answered,
+    }));
+    let charges = |cost| [charge(&policy, cost), charge(&shadow, cost)];
+    let decision = limiter.check(charges(4)).await.unwrap();
+    let settling = limiter.settle(decision.usage(), |_| 0).now_or_never();
+    assert!(settling.is_none());
+    assert_eq!(limiter.finish(Duration::from_secs(60)).await, 0);
+    let now = limiter.check(charges(0)).await.unwrap();
+    assert_eq!(remaining(now.usage()), [10]);
+    assert_eq!(remaining(now.usage().shadow().unwrap().usage()), [10]);
 }
 
 #[tokio::test]
