@@ -120,7 +120,6 @@
 //! | `axum` | | `PeerIp` reads `ConnectInfo`; [rejections](RateLimitLayer::reject_with) that are `IntoResponse` |
 //! | `metrics` | | `MetricsObserver`: counters and histograms of the crate `metrics` |
 //! | `obey` | | a layer around a client that [obeys another service's limits](middleware::obey) |
-//! | `sentinel` | | nothing: `redis` [follows sentinels](store::redis::deployment#sentinel-and-replication) |
 //! | `serde` | | [`Rule`], [`Policy`] and [`Policies`](policies::Policies) in configuration files |
 //! | `tls` | | `RedisStore` over [`rediss://`](store::redis::deployment#tls), by rustls |
 //! | `tonic` | | gRPC: `RetryInfo` in [rejections](middleware::Grpc), and `PeerIp` reads tonic's `TcpConnectInfo` |
