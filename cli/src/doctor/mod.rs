@@ -36,7 +36,7 @@ const TIMED: u64 = 20;
 /// A service publishes at least every five minutes while it is used.
 const LATE_MS: u64 = 15 * 60_000;
 
-/// The rank of a finding, the worst first, its name and its style.
+/// The rank of a finding, the worst first, a name and a style.
 type Level = (u8, &'static str, Style);
 const WRONG: Level = (0, "wrong", BAD);
 const NOT_TRIED: Level = (1, "not tried", DIM);

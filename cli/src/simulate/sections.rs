@@ -5,7 +5,7 @@ use super::tally::{FULL, OtherLimit, PEAK_FACTOR};
 use crate::text::{date, grouped, rfc3339, short_date, span};
 use crate::{BAD, BOLD, Cell, DIM, GOOD, Output, PLAIN, Result, Table, WARN};
 
-/// A title, words that follow it, and a table.
+/// A title, words behind, and a table.
 pub(super) type Section = (&'static str, String, Table);
 
 /// The first sentence, and what to know about the numbers.
