@@ -29,7 +29,7 @@ const WARM_UP: Duration = Duration::from_millis(300);
 const MEASURED: Duration = Duration::from_millis(700);
 const IDENTITIES: u32 = 10_000;
 const CALLERS: usize = 64;
-const IN_FLIGHT: usize = 2;
+const IN_FLIGHT: usize = 4;
 const PIPELINE: usize = 16;
 const PLENTY: u64 = 1_000_000_000;
 

@@ -32,7 +32,7 @@ const fn case(name: &'static str, users: Users) -> Case {
     Case {
         name,
         users,
-        in_flight: 2,
+        in_flight: 4,
         deny_cache: false,
         leases: false,
     }
