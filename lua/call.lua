@@ -40,6 +40,6 @@ local blocks_found -- how many keys of blocks exist: mostly none, which one comm
 local replies, reply_count = { pack('<I6', now), nil, nil, nil, nil, nil, nil, nil, nil }, 1
 local after_now -- the text of the time, as the bound of a range that begins later
 local plain, slots, buckets, steps, usage_of, deny, queue, fronts -- made when they are needed
--- What follows from the policy `prepared` and the time: most checks of a call have one policy.
+-- Numbers that the policy `prepared` and the time give, kept for the next check: most checks of a call have one policy.
 local prepared, step, retention, places, window, start, current, number, gone, lag, ahead, release, ring_at, ring_end, gone_at
 local fast_path = true -- false in tests of the plain script

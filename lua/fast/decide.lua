@@ -67,11 +67,11 @@ while fast_path and reply and i <= last do
       if not is_one then counts = nil end
     end
   elseif class and action < RENEW then
-    -- Of an error, `#` is 0.
+    -- An error is a table, whose `#` is 0.
     local value = again and (denied and stored[i] or fronts and fronts[i]) or try('GETRANGE', KEYS[i], '0', policy.upto)
     if class == STEPS and #value > 63 and is_check and units > 0 then
       local is, since, due, others, expires, newest, base, used, second, third = unpack(policy.front, value)
-      -- The entries of a value are narrow or wide: 0 or 1. Each has limits of its own.
+      -- The entries of a value are narrow or wide: 0 or 1. The limits of the two differ.
       local rules, wide, total = policy.rules, is - policy.mark, used + units
       local is_usual = since <= now and now < others and (wide == 0 or wide == 1)
       local fit = is_usual and (rules == 1 or second + units <= policy[wide * 3 + 2] and third + units <= policy[wide * 3 + 3])

@@ -15,8 +15,8 @@ end
 
 -- A denial of KEYS[i], where no rule is due: the newest steps are those of the time. Returns the used units under each
 -- rule, and when the units fit under each that denies them, if ever, packed; or nothing if the plain script has to
--- decide. `value` is the front and the narrow body of the first rule, and `base` is of that rule. `first` to `third` are what
--- the rules use.
+-- decide. `value` is the front and the narrow body of the first rule, and `base` is of that rule. The rules use
+-- `first` to `third` units.
 local function deny(policy, i, value, wide, base, units, first, second, third)
   local rules, reply, entry, size, wrap = policy.rules, sub(value, 44, 43 + policy.rules * 7), '<I2', 2, 2 ^ 16
   if wide == 1 then entry, size, wrap = '<I7', 7, 2 ^ 53 end

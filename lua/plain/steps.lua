@@ -28,7 +28,7 @@ local function units_until(section, number)
   return units_read(section, number) - section.released_units - taken
 end
 
--- The first whole number behind `low` that is right; `high` is. Numbers behind a right one are right, too.
+-- The least whole number above `low` for which `is_right` holds. It holds for `high`, and from that least number on.
 local function first(low, high, is_right)
   while high - low > 1 do
     local middle = math.floor((low + high) / 2)

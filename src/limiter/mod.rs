@@ -97,7 +97,7 @@ struct LimiterCore {
     shared: Arc<Shared>,
 }
 
-/// What the clones of a limiter share: the memory about identities, and the work that no request waits for.
+/// The clones of a limiter share this: the memory about identities, and the work that no request waits for.
 struct Shared {
     refusals: refusals::Refusals,
     pauses: pauses::Pauses,

@@ -60,7 +60,7 @@ impl Reports {
         }
     }
 
-    /// Reports what is left, in the background.
+    /// Sends the remaining counts, in the background.
     pub(super) fn flush_rest(self: &Arc<Self>) {
         if self.tallies.has_news() {
             let reports = Arc::clone(self);

@@ -64,7 +64,7 @@ impl Verdict {
                 verdict.denied_by = Some(denial.by);
             }
         }
-        // A limit denies even if other rules are unknown. An enforced block denies, too.
+        // A limit denies even if other rules are unknown. So does an enforced block.
         verdict.is_known |= is_denied;
         verdict.passes = block.is_none() && verdict.is_known && !is_denied;
         if verdict.denied_by.is_none() && block.is_none() {

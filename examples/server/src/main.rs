@@ -218,7 +218,7 @@ async fn limiter(options: &Options) -> Result<(Limiter, Option<Inspector>), Stri
             .enforce_blocks(!options.no_blocks)
     };
     if let Some(server) = options.redis.first() {
-        // A limiter of its own: what it does not publish, its clones do not publish either.
+        // Another limiter, because this one publishes no policies, and neither do its clones.
         greet(limiter(Arc::clone(&store)), server, options).await;
     }
     Ok((limiter(store), inspector))
