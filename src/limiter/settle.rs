@@ -178,6 +178,7 @@ impl Limiter {
         let (inner, is_local) = (&self.inner, part.usage().is_local());
         let charges = part.check().charges().iter().zip(part.costs());
         let lowered = charges.filter(|(charge, cost)| **cost < charge.cost());
+        // Held until the answer, or until the caller leaves: denials may end then, whatever the answer says.
         let _given_back = self.giving_back(lowered.map(|(charge, _)| charge), 0);
         let settle = |store: &dyn Store| store.execute(Operation::Settle(part.clone()));
         let call = CallInfo {
